@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * libcolibri: a Mixture-of-Experts inference runtime for small Linux boards.
+ *
+ * Two opaque nouns. A colibri_model holds the mapped weights, the memory plan, the arena and the
+ * worker threads; a colibri_session holds one sequence: KV cache, position, sampler. The library
+ * never prints, exits, forks, or changes signal handlers or locale; after colibri_session_create
+ * it makes no heap call. Every function that can fail returns 0 or a negative code of
+ * enum colibri_code and fills the caller's colibri_error (may be NULL) with a message that names
+ * the thing, the value, the limit and the fix.
+ *
+ * One call per model at a time: a second concurrent call returns COLIBRI_ERR_BUSY, except
+ * colibri_session_cancel, which any thread or signal handler may call.
+ *
+ * The mapped file must not shrink while a model is open: the kernel answers such an access with
+ * SIGBUS, which the library does not catch (it is a guest); replace files by rename.
+ */
+#ifndef COLIBRI_H
+#define COLIBRI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define COLIBRI_ABI_VERSION 0
+
+#if defined(__GNUC__)
+#define COLIBRI_API __attribute__((visibility("default")))
+#else
+#define COLIBRI_API
+#endif
+
+/* begin generated: error codes */
+/* from engine/spec/format.toml: pinned, never reused */
+enum colibri_code {
+    COLIBRI_OK = 0,
+    COLIBRI_ERR_OPEN = -1, /* cannot open */
+    COLIBRI_ERR_BAD_MAGIC = -2, /* not a .colibri file */
+    COLIBRI_ERR_VERSION = -3, /* unsupported format version */
+    COLIBRI_ERR_TRUNCATED = -4, /* file is shorter than it says */
+    COLIBRI_ERR_EMPTY = -5, /* file is empty */
+    COLIBRI_ERR_FEATURE = -6, /* unknown required feature */
+    COLIBRI_ERR_HEADER = -7, /* malformed header */
+    COLIBRI_ERR_SECTION = -8, /* malformed section table */
+    COLIBRI_ERR_RECORD = -9, /* malformed record */
+    COLIBRI_ERR_DIRECTORY = -10, /* malformed directory */
+    COLIBRI_ERR_EXTENT = -11, /* malformed extent */
+    COLIBRI_ERR_TENSOR = -12, /* malformed tensor entry */
+    COLIBRI_ERR_ROOT_MISMATCH = -13, /* root hash mismatch */
+    COLIBRI_ERR_CHUNK_MISMATCH = -14, /* chunk hash mismatch */
+    COLIBRI_ERR_PADDING = -15, /* padding is not zero */
+    COLIBRI_ERR_LIMIT = -16, /* limit exceeded */
+    COLIBRI_ERR_UNSUPPORTED = -17, /* valid file, but this build cannot run it */
+    COLIBRI_ERR_TOKENIZER = -18, /* malformed tokenizer */
+    COLIBRI_ERR_SIGNATURE = -19, /* signature missing or wrong */
+    COLIBRI_ERR_MISSING_TENSOR = -20, /* a tensor the records need is missing */
+    COLIBRI_ERR_WEIGHTS = -21, /* non-finite scale or weight */
+    COLIBRI_ERR_ARGUMENT = -40, /* invalid argument */
+    COLIBRI_ERR_STRUCT_SIZE = -41, /* option struct of an unknown size */
+    COLIBRI_ERR_TOKEN_RANGE = -42, /* token id out of range */
+    COLIBRI_ERR_CONTEXT_FULL = -43, /* context is full */
+    COLIBRI_ERR_PROMPT_LONG = -44, /* prompt is longer than the context */
+    COLIBRI_ERR_TEXT_LONG = -45, /* text is longer than the limit */
+    COLIBRI_ERR_NO_TOKENIZER = -46, /* the model has no tokenizer */
+    COLIBRI_ERR_NO_CHAT = -47, /* the model has no chat form */
+    COLIBRI_ERR_ISA = -48, /* instruction set not available */
+    COLIBRI_ERR_BUDGET = -50, /* memory budget is below the model's floor */
+    COLIBRI_ERR_MEMORY = -51, /* memory could not be had */
+    COLIBRI_ERR_LOCK = -52, /* memory could not be locked */
+    COLIBRI_ERR_THREAD = -53, /* thread could not be started */
+    COLIBRI_ERR_IO = -54, /* read failed */
+    COLIBRI_ERR_NON_FINITE = -60, /* non-finite value during inference */
+    COLIBRI_ERR_BUSY = -61, /* another call is running */
+    COLIBRI_ERR_CANCELLED = -62, /* cancelled */
+    COLIBRI_ERR_ABI = -63, /* library and header versions differ */
+    COLIBRI_ERR_INTERNAL = -64, /* internal error */
+};
+/* end generated: error codes */
+
+/* Caller-owned, always terminated. `offset` is a byte offset in the model file, or -1. */
+typedef struct colibri_error {
+    int32_t code;
+    int32_t reserved;
+    int64_t offset;
+    char message[256];
+} colibri_error;
+
+/* ---- simple part ------------------------------------------------------------------------- */
+
+typedef struct colibri_model colibri_model;
+typedef struct colibri_session colibri_session;
+
+enum colibri_verify {
+    COLIBRI_VERIFY_FIRST = 0, /* header, records, directory now; an extent when first touched */
+    COLIBRI_VERIFY_OPEN = 1   /* every byte before colibri_model_open returns */
+};
+
+enum colibri_lock {
+    COLIBRI_LOCK_TRY = 0,    /* lock memory; what could not be locked is reported in colibri_report */
+    COLIBRI_LOCK_REQUIRE = 1, /* refuse with COLIBRI_ERR_LOCK when it cannot be locked */
+    COLIBRI_LOCK_OFF = 2
+};
+
+enum colibri_kv { COLIBRI_KV_F16 = 0, COLIBRI_KV_F32 = 1 };
+
+typedef struct colibri_model_options {
+    uint32_t struct_size;
+    uint32_t threads;         /* 1..64; 0 = number of CPUs this process may use, at most 4 */
+    uint32_t context_tokens;  /* 0 = the model's own, at most 2048; KV cache is sized by it */
+    uint32_t batch_tokens;    /* tokens per prompt batch, 1..512; 0 = 32 */
+    uint32_t max_sessions;    /* 1..64; 0 = 1 */
+    uint32_t kv;              /* enum colibri_kv */
+    uint32_t verify;          /* enum colibri_verify */
+    uint32_t lock;            /* enum colibri_lock */
+    uint64_t budget_bytes;    /* 0 = no limit; else COLIBRI_ERR_BUDGET when the plan exceeds it */
+    uint32_t max_text_bytes;  /* longest text one colibri_tokenize call takes; 0 = 65536 */
+    uint32_t reserved;
+    const char *isa;          /* NULL = best available; "ref", "neon", ... ; missing = error */
+} colibri_model_options;
+
+COLIBRI_API void colibri_model_options_default(colibri_model_options *options);
+
+/* Open, verify, plan, map and lock a model; start its threads. options may be NULL. */
+COLIBRI_API int colibri_model_open(const char *path, const colibri_model_options *options,
+                                   colibri_model **model, colibri_error *error);
+/* Sessions of the model must have been freed. NULL is allowed. */
+COLIBRI_API void colibri_model_close(colibri_model *model);
+
+COLIBRI_API int colibri_session_create(colibri_model *model, colibri_session **session,
+                                       colibri_error *error);
+COLIBRI_API void colibri_session_free(colibri_session *session);
+/* Forget the sequence (position 0); buffers stay. */
+COLIBRI_API void colibri_session_reset(colibri_session *session);
+
+/*
+ * Append `count` token ids to the sequence and compute. Any split of a prompt over calls gives
+ * the same bits. On error the sequence is as before the call.
+ * Errors: TOKEN_RANGE, CONTEXT_FULL, NON_FINITE, CHUNK_MISMATCH, CANCELLED, BUSY, ARGUMENT.
+ */
+COLIBRI_API int colibri_session_append(colibri_session *session, const int32_t *ids, size_t count,
+                                       colibri_error *error);
+/* Logits of the last appended position: f32, [vocabulary]; valid until the next call. */
+COLIBRI_API const float *colibri_session_logits(const colibri_session *session);
+COLIBRI_API uint32_t colibri_session_position(const colibri_session *session);
+/* Async-signal-safe: makes a running append of this session return COLIBRI_ERR_CANCELLED. */
+COLIBRI_API void colibri_session_cancel(colibri_session *session);
+
+typedef struct colibri_sampler {
+    uint32_t struct_size;
+    uint32_t top_k;     /* 0 = all */
+    float temperature;  /* 0 = greedy */
+    float top_p;        /* 1 = all */
+    float min_p;        /* 0 = all */
+    uint32_t reserved;
+    uint64_t seed;
+} colibri_sampler;
+
+COLIBRI_API void colibri_sampler_default(colibri_sampler *sampler);
+COLIBRI_API int colibri_session_set_sampler(colibri_session *session, const colibri_sampler *sampler,
+                                            colibri_error *error);
+/* Choose the next id from the current logits (does not append it). */
+COLIBRI_API int colibri_session_sample(colibri_session *session, int32_t *id, colibri_error *error);
+
+/* ---- text -------------------------------------------------------------------------------- */
+
+enum colibri_text {
+    COLIBRI_TEXT_PLAIN = 0,   /* special tokens in the text are ordinary characters */
+    COLIBRI_TEXT_CHAT = 1     /* wrapped in the model's chat prefix and suffix */
+};
+
+/* text: any bytes, length in bytes. *count: capacity in, number of ids out. */
+COLIBRI_API int colibri_tokenize(colibri_model *model, const char *text, size_t length,
+                                 enum colibri_text form, int32_t *ids, size_t *count,
+                                 colibri_error *error);
+/* Bytes of one token (not terminated); *length out. NULL for an id out of range. */
+COLIBRI_API const char *colibri_token_bytes(const colibri_model *model, int32_t id, size_t *length);
+/* 1 when the id ends a text (end of sequence, end of turn). */
+COLIBRI_API int colibri_token_is_end(const colibri_model *model, int32_t id);
+COLIBRI_API int colibri_token_is_special(const colibri_model *model, int32_t id);
+
+/* Streaming detokenizer: keeps an incomplete UTF-8 sequence back until it is complete. */
+typedef struct colibri_utf8 {
+    uint8_t held[4];
+    uint32_t held_bytes;
+} colibri_utf8;
+/* Feed one token; writes at most capacity bytes of whole characters to out, *length out. Bytes
+ * that can never become valid UTF-8 come out as U+FFFD. capacity >= 3 * token length + 16. */
+COLIBRI_API int colibri_utf8_feed(colibri_utf8 *state, const char *bytes, size_t length, char *out,
+                                  size_t capacity, size_t *written);
+/* End of text: an incomplete sequence that is still held comes out as U+FFFD. */
+COLIBRI_API size_t colibri_utf8_flush(colibri_utf8 *state, char *out, size_t capacity);
+
+/* ---- information ------------------------------------------------------------------------- */
+
+/* The memory plan, in bytes; docs/architecture.md says how each row is computed. */
+typedef struct colibri_plan {
+    uint32_t struct_size;
+    uint32_t context_tokens, batch_tokens, threads, max_sessions, kv;
+    uint64_t mapped_bytes;      /* the whole file, rounded up to 4096: mapped, and locked */
+    uint64_t kv_bytes;          /* all sessions */
+    uint64_t activation_bytes;  /* all sessions and scratch */
+    uint64_t table_bytes;       /* records, directory, tokenizer lookups, verification bitmaps */
+    uint64_t stack_bytes;       /* worker thread stacks */
+    uint64_t arena_bytes;       /* kv + activation + table, the one anonymous mapping */
+    uint64_t process_bytes;     /* allowance for code, libc and the main stack */
+    uint64_t total_bytes;       /* mapped + arena + stack + process: the peak that is never exceeded */
+} colibri_plan;
+
+typedef struct colibri_model_info {
+    uint32_t struct_size;
+    uint32_t family, layers, hidden, vocabulary, context_tokens;
+    uint32_t heads, kv_heads, head_dim, experts, top_k, intermediate; /* of the first such layer */
+    uint32_t has_tokenizer, has_chat;
+    uint64_t parameters;
+    uint64_t file_bytes, trunk_bytes, expert_bytes;
+    uint8_t root[32];           /* the file's root hash */
+} colibri_model_info;
+
+/* What could not be had at open: nothing degrades silently. */
+typedef struct colibri_report {
+    uint32_t struct_size;
+    uint32_t threads;
+    uint64_t locked_bytes, unlocked_bytes;
+    int32_t lock_errno;         /* 0, or why locking stopped */
+    uint32_t verified_extents, extents;
+    const char *isa;            /* the kernels in use */
+    char lock_message[192];     /* empty, or what to do */
+} colibri_report;
+
+COLIBRI_API int colibri_model_plan(const colibri_model *model, colibri_plan *plan);
+COLIBRI_API int colibri_model_info_get(const colibri_model *model, colibri_model_info *info);
+COLIBRI_API int colibri_model_report(const colibri_model *model, colibri_report *report);
+/* Times each expert of a layer was chosen by this model's sessions: [experts]. NULL when none. */
+COLIBRI_API const uint64_t *colibri_expert_counts(const colibri_model *model, uint32_t layer,
+                                                  uint32_t *experts);
+/* Routed ids of the last append, for tests: [tokens of the last batch][top_k]; NULL when none. */
+COLIBRI_API const int32_t *colibri_session_routing(const colibri_session *session, uint32_t layer,
+                                                   uint32_t *tokens, uint32_t *top_k);
+
+COLIBRI_API const char *colibri_strerror(int code);
+/* The exit code a command gives for an error code. */
+COLIBRI_API int colibri_exit_code(int code);
+COLIBRI_API uint32_t colibri_abi_version(void);
+COLIBRI_API const char *colibri_version(void);
+/* colibri_v<version>_<arch>_<compiler><version>; no date, no path. */
+COLIBRI_API const char *colibri_build_info(void);
+/* Space-separated ISA names compiled into the library; and the subset this CPU runs. */
+COLIBRI_API const char *colibri_isas_compiled(void);
+COLIBRI_API const char *colibri_isas_available(void);
+/* SHA-256, for hashes of logits. out: 32 bytes. */
+typedef struct colibri_sha256 {
+    uint64_t opaque[16];
+} colibri_sha256;
+COLIBRI_API void colibri_sha256_init(colibri_sha256 *state);
+COLIBRI_API void colibri_sha256_update(colibri_sha256 *state, const void *data, size_t length);
+COLIBRI_API void colibri_sha256_final(colibri_sha256 *state, uint8_t out[32]);
+/* Run the built-in golden vectors of every operator on one ISA ("ref", ...; NULL = selected). */
+COLIBRI_API int colibri_selftest(const char *isa, colibri_error *error);
+
+/* ---- compatibility API ------------------------------------------------------------------- */
+
+typedef struct colibri_ctx colibri_ctx_t;
+
+#define COLIBRI_ALL_POSITIONS 1u /* flags of colibri_init: write the logits of every position */
+
+/* NULL on error; colibri_last_error() has the reason. One thread, context 2048 or the model's. */
+COLIBRI_API colibri_ctx_t *colibri_init(const char *path, uint32_t flags);
+/* Validates a model file: 0 or a negative code (-1 cannot open, -2 bad magic, ...). */
+COLIBRI_API int colibri_load_model(const char *path, uint32_t flags);
+/*
+ * Appends seq_len ids (any alignment) and writes the logits of the last position, Q16.16 fixed
+ * point (round to nearest even, saturated), output_logits[vocabulary]; with
+ * COLIBRI_ALL_POSITIONS [seq_len][vocabulary]. Calls continue the same sequence.
+ */
+COLIBRI_API int colibri_run_inference(colibri_ctx_t *ctx, const int32_t *input_ids,
+                                      int32_t *output_logits, size_t seq_len);
+COLIBRI_API void colibri_reset(colibri_ctx_t *ctx);
+COLIBRI_API void colibri_free(colibri_ctx_t *ctx);
+/* Vocabulary size of an open model, to size output_logits. */
+COLIBRI_API size_t colibri_vocabulary(const colibri_ctx_t *ctx);
+/* Re-locks the memory of every model opened by colibri_init; bytes that are locked, or < 0. */
+COLIBRI_API int64_t colibri_defrag_memory(void);
+/* Error of the last failed compatibility call in this thread. */
+COLIBRI_API const colibri_error *colibri_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
