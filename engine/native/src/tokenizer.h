@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Tokenizer: byte-level BPE over the tokenizer section of a model file (docs/format.md, 6).
+ * The struct holds views into the mapped section; nothing is allocated.
+ */
+#ifndef CB_TOKENIZER_H
+#define CB_TOKENIZER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "colibri.h"
+#include "spec.h"
+
+struct cb_tokenizer {
+    struct cb_tokenizer_header head;
+    const uint32_t *offsets;     /* [tokens + 1] into text */
+    const uint32_t *merges;      /* [merges][4] left, right, rank, merged; sorted */
+    const uint32_t *specials;    /* [specials] */
+    const uint32_t *ends;        /* [ends] */
+    const uint32_t *classes;     /* [class_ranges][2] */
+    const uint32_t *chat_prefix; /* [chat_prefix] */
+    const uint32_t *chat_suffix; /* [chat_suffix] */
+    const char *text;            /* [text_bytes] */
+    int32_t byte_ids[256];       /* token of each single byte */
+};
+
+/* section: 4-byte aligned, lives as long as the struct. vocabulary: of the model.
+ * Checks every rule of docs/format.md section 6: COLIBRI_ERR_TOKENIZER, _LIMIT, _UNSUPPORTED. */
+int cb_tokenizer_open(struct cb_tokenizer *t, const uint8_t *section, size_t bytes,
+                      uint32_t vocabulary, colibri_error *error);
+
+/* Scratch that cb_tokenizer_encode needs for texts of at most `text_bytes`: 24 * text_bytes. */
+size_t cb_tokenizer_scratch_bytes(size_t text_bytes);
+
+/* text: any bytes. *count: capacity in, ids out. scratch is 8-byte aligned. */
+int cb_tokenizer_encode(const struct cb_tokenizer *t, const char *text, size_t length,
+                        enum colibri_text form, void *scratch, size_t scratch_bytes, int32_t *ids,
+                        size_t *count, colibri_error *error);
+
+/* NULL for an id without text. */
+const char *cb_tokenizer_bytes(const struct cb_tokenizer *t, int32_t id, size_t *length);
+int cb_tokenizer_is_end(const struct cb_tokenizer *t, int32_t id);
+int cb_tokenizer_is_special(const struct cb_tokenizer *t, int32_t id);
+
+#endif
