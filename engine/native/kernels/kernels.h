@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The kernel table: every operator whose speed depends on the instruction set. One file per ISA
- * fills one table; entries it leaves NULL are inherited from the next lower ISA. Semantics are
- * docs/arithmetic.md; every table gives the same bits.
+ * defines one table, constant and complete: an operator it has no faster form of is the function
+ * of the next lower ISA, named in its initialiser. Semantics are docs/arithmetic.md; every table
+ * gives the same bits.
  *
  * Shapes: `panels` counts panels of 8 rows; `groups` counts groups of 32 input columns; row r of
  * the whole matrix is panel r / 8, lane r % 8. Outputs of padded rows are written (as +0 rows).
@@ -28,7 +29,8 @@ struct cb_quantized {
 struct cb_kernels {
     const char *isa;
 
-    /* One token: x f32 [groups*32] (padding zero). 0, or COLIBRI_ERR_NON_FINITE. */
+    /* One token: x f32 [groups*32] (padding zero). 0, or COLIBRI_ERR_NON_FINITE (q, d and s are
+     * then unspecified). */
     int (*quantize)(const float *x, size_t groups, int8_t *q, float *d, int32_t *s);
 
     /* y[t*y_stride + row] for row < panels*8, t < tokens. */
@@ -53,17 +55,19 @@ struct cb_kernels {
     void (*rope)(float *x, const float *c, const float *s, size_t pairs, int style);
 
     /* One query head over `positions` cached positions, oldest first:
-     * k [positions][dim], v [positions][value_dim]; scores is scratch [positions]; out [value_dim]. */
+     * k [positions][dim], v [positions][value_dim]; positions >= 1; scores is scratch
+     * [positions]; out [value_dim]. */
     void (*attend_f16)(const float *q, const uint16_t *k, const uint16_t *v, size_t positions,
                        size_t dim, size_t value_dim, float scale, float *scores, float *out);
     void (*attend_f32)(const float *q, const float *k, const float *v, size_t positions,
                        size_t dim, size_t value_dim, float scale, float *scores, float *out);
 
     /* f32 -> f16, nearest even. 0, or COLIBRI_ERR_NON_FINITE when an input is not finite or a
-     * result overflows. */
+     * result overflows (out is then unspecified). */
     int (*store_f16)(const float *x, size_t n, uint16_t *out);
 
-    /* h[i] = act(gate[i]) * up[i]; with up == NULL h[i] = act(gate[i]). h may be gate. */
+    /* h[i] = act(gate[i]) * up[i]; with up == NULL h[i] = act(gate[i]). h may be gate or up.
+     * An activation docs/arithmetic.md does not define gives NaN: the reader refuses it before. */
     void (*activate)(int activation, float clamp, float alpha, const float *gate, const float *up,
                      size_t n, float *h);
 
@@ -85,8 +89,47 @@ extern const struct cb_kernels cb_kernels_ref;
 extern const struct cb_kernels cb_kernels_neon;
 extern const struct cb_kernels cb_kernels_avx2;
 
+/* The functions of one ISA, so that a higher one can name those it inherits. */
+#define CB_KERNEL_FUNCTIONS(isa)                                                                   \
+    int cb_quantize_##isa(const float *, size_t, int8_t *, float *, int32_t *);                    \
+    void cb_matmul_int4_##isa(const uint8_t *, size_t, const struct cb_quantized *, size_t,        \
+                              float *, size_t);                                                    \
+    void cb_matmul_int8_##isa(const uint8_t *, size_t, const struct cb_quantized *, size_t,        \
+                              float *, size_t);                                                    \
+    void cb_matmul_f32_##isa(const float *, size_t, size_t, const float *, size_t, size_t,         \
+                             float *, size_t);                                                     \
+    void cb_matmul_f16_##isa(const uint16_t *, size_t, size_t, const float *, size_t, size_t,      \
+                             float *, size_t);                                                     \
+    void cb_matmul_bf16_##isa(const uint16_t *, size_t, size_t, const float *, size_t, size_t,     \
+                              float *, size_t);                                                    \
+    void cb_rmsnorm_##isa(const float *, const float *, size_t, float, float *);                   \
+    void cb_rope_##isa(float *, const float *, const float *, size_t, int);                        \
+    void cb_attend_f16_##isa(const float *, const uint16_t *, const uint16_t *, size_t, size_t,    \
+                             size_t, float, float *, float *);                                     \
+    void cb_attend_f32_##isa(const float *, const float *, const float *, size_t, size_t, size_t,  \
+                             float, float *, float *);                                             \
+    int cb_store_f16_##isa(const float *, size_t, uint16_t *);                                     \
+    void cb_activate_##isa(int, float, float, const float *, const float *, size_t, float *);      \
+    void cb_add_scaled_##isa(float *, float, const float *, size_t)
+
+CB_KERNEL_FUNCTIONS(ref);
+CB_KERNEL_FUNCTIONS(neon);
+CB_KERNEL_FUNCTIONS(avx2);
+
+/* The table of an ISA that defines all of them. */
+#define CB_KERNEL_TABLE(name)                                                                      \
+    {                                                                                              \
+        .isa = #name, .quantize = cb_quantize_##name, .matmul_int4 = cb_matmul_int4_##name,        \
+        .matmul_int8 = cb_matmul_int8_##name, .matmul_f32 = cb_matmul_f32_##name,                  \
+        .matmul_f16 = cb_matmul_f16_##name, .matmul_bf16 = cb_matmul_bf16_##name,                  \
+        .rmsnorm = cb_rmsnorm_##name, .rope = cb_rope_##name, .attend_f16 = cb_attend_f16_##name,  \
+        .attend_f32 = cb_attend_f32_##name, .store_f16 = cb_store_f16_##name,                      \
+        .activate = cb_activate_##name, .add_scaled = cb_add_scaled_##name,                        \
+    }
+
 /* Scalar pieces of the contract, shared by tables, router and sampler. */
 float cb_exp(float x);                           /* x <= 0 */
+float cb_sqrt(float x);                          /* correctly rounded, no libm */
 float cb_sigmoid(float x);
 float cb_reduce8(const float *v, size_t n);
 float cb_f16_to_f32(uint16_t h);

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The reference kernels: docs/arithmetic.md as plain C. Every product is a statement of its own, so
+ * that the order of rounding can be read off; rows of a panel are the inner loop, so that compilers
+ * may vectorise over them without changing a bit.
+ */
+#include "exact.h"
+
+#include "colibri.h"
+#include "kernels.h"
+#include "spec.h"
+
+#define ROWS CB_PANEL_ROWS
+#define COLUMNS CB_GROUP_COLUMNS
+
+int cb_quantize_ref(const float *x, size_t groups, int8_t *q, float *d, int32_t *s)
+{
+    for (size_t g = 0; g < groups; g++, x += COLUMNS, q += COLUMNS) {
+        uint32_t bits = 0;
+        for (size_t i = 0; i < COLUMNS; i++) {
+            uint32_t magnitude = cb_bits(x[i]) & CB_BITS_ABS;
+            if (magnitude > bits)
+                bits = magnitude;
+        }
+        if (bits >= CB_BITS_INFINITY)
+            return COLIBRI_ERR_NON_FINITE;
+        if (bits < CB_TINY_AMAX_BITS) {
+            memset(q, 0, COLUMNS);
+            d[g] = 0.0f;
+            s[g] = 0;
+            continue;
+        }
+        const float amax = cb_float(bits);
+        const float inv = 127.0f / amax;
+        int32_t sum = 0;
+        for (size_t i = 0; i < COLUMNS; i++) {
+            float scaled = x[i] * inv;
+            float t = scaled + CB_ROUND_MAGIC; /* rounds; the integer is in the low bits */
+            int32_t value = (int32_t)cb_bits(t) - (int32_t)CB_ROUND_MAGIC_BITS;
+            q[i] = (int8_t)value;
+            sum += value;
+        }
+        d[g] = amax / 127.0f;
+        s[g] = sum;
+    }
+    return 0;
+}
+
+/* acc[r] = acc[r] (+) (float(isum[r]) (*) (dw[r] (*) d)); scales: 8 f16. */
+static void accumulate(float acc[ROWS], const int32_t isum[ROWS], const uint8_t *scales, float d)
+{
+    for (size_t r = 0; r < ROWS; r++) {
+        uint16_t h = (uint16_t)(scales[2 * r] | (scales[2 * r + 1] << 8));
+        float scale = cb_f16(h) * d;
+        float product = (float)isum[r] * scale;
+        acc[r] = acc[r] + product;
+    }
+}
+
+void cb_matmul_int4_ref(const uint8_t *w, size_t panels, const struct cb_quantized *x,
+                        size_t tokens, float *y, size_t y_stride)
+{
+    const size_t groups = x->groups;
+    for (size_t p = 0; p < panels; p++, w += groups * CB_INT4_BLOCK_BYTES, y += ROWS) {
+        for (size_t t = 0; t < tokens; t++) {
+            float acc[ROWS] = {0};
+            for (size_t g = 0; g < groups; g++) {
+                const uint8_t *block = w + g * CB_INT4_BLOCK_BYTES;
+                const int8_t *q = x->q + (t * groups + g) * COLUMNS;
+                int32_t isum[ROWS] = {0};
+                for (size_t i = 0; i < 4; i++)
+                    for (size_t r = 0; r < ROWS; r++)
+                        for (size_t b = 0; b < 4; b++) {
+                            int32_t byte = block[32 * i + 4 * r + b];
+                            isum[r] += ((byte & 15) - 8) * q[4 * i + b];
+                            isum[r] += ((byte >> 4) - 8) * q[16 + 4 * i + b];
+                        }
+                accumulate(acc, isum, block + 128, x->d[t * groups + g]);
+            }
+            memcpy(y + t * y_stride, acc, sizeof acc);
+        }
+    }
+}
+
+void cb_matmul_int8_ref(const uint8_t *w, size_t panels, const struct cb_quantized *x,
+                        size_t tokens, float *y, size_t y_stride)
+{
+    const size_t groups = x->groups;
+    for (size_t p = 0; p < panels; p++, w += groups * CB_INT8_BLOCK_BYTES, y += ROWS) {
+        for (size_t t = 0; t < tokens; t++) {
+            float acc[ROWS] = {0};
+            for (size_t g = 0; g < groups; g++) {
+                const uint8_t *block = w + g * CB_INT8_BLOCK_BYTES;
+                const int8_t *q = x->q + (t * groups + g) * COLUMNS;
+                int32_t isum[ROWS] = {0};
+                for (size_t i = 0; i < 8; i++)
+                    for (size_t r = 0; r < ROWS; r++)
+                        for (size_t b = 0; b < 4; b++)
+                            isum[r] += (int8_t)block[32 * i + 4 * r + b] * q[4 * i + b];
+                accumulate(acc, isum, block + 256, x->d[t * groups + g]);
+            }
+            memcpy(y + t * y_stride, acc, sizeof acc);
+        }
+    }
+}
+
+/* One float row product per panel and token; WIDEN turns a stored element into binary32. */
+#define FLOAT_ROWS(WIDEN)                                                                          \
+    for (size_t p = 0; p < panels; p++, w += columns * ROWS, y += ROWS) {                          \
+        for (size_t t = 0; t < tokens; t++) {                                                      \
+            const float *xt = x + t * x_stride;                                                    \
+            float acc[ROWS] = {0};                                                                 \
+            for (size_t k = 0; k < columns; k++)                                                   \
+                for (size_t r = 0; r < ROWS; r++) {                                                \
+                    float product = WIDEN(w[k * ROWS + r]) * xt[k];                                \
+                    acc[r] = acc[r] + product;                                                     \
+                }                                                                                  \
+            memcpy(y + t * y_stride, acc, sizeof acc);                                             \
+        }                                                                                          \
+    }
+
+#define SAME(x) (x)
+
+void cb_matmul_f32_ref(const float *w, size_t panels, size_t columns, const float *x,
+                       size_t x_stride, size_t tokens, float *y, size_t y_stride)
+{
+    FLOAT_ROWS(SAME)
+}
+
+void cb_matmul_f16_ref(const uint16_t *w, size_t panels, size_t columns, const float *x,
+                       size_t x_stride, size_t tokens, float *y, size_t y_stride)
+{
+    FLOAT_ROWS(cb_f16)
+}
+
+void cb_matmul_bf16_ref(const uint16_t *w, size_t panels, size_t columns, const float *x,
+                        size_t x_stride, size_t tokens, float *y, size_t y_stride)
+{
+    FLOAT_ROWS(cb_bf16)
+}
+
+static float combine8(const float p[8])
+{
+    return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
+}
+
+void cb_rmsnorm_ref(const float *x, const float *w, size_t n, float eps, float *y)
+{
+    float p[8] = {0};
+    for (size_t i = 0; i < n; i++) {
+        float square = x[i] * x[i];
+        p[i % 8] = p[i % 8] + square;
+    }
+    const float mean = combine8(p) / (float)n;
+    const float r = 1.0f / cb_sqrt(mean + eps);
+    for (size_t i = 0; i < n; i++) {
+        float scaled = x[i] * r;
+        y[i] = scaled * w[i];
+    }
+}
+
+void cb_rope_ref(float *x, const float *c, const float *s, size_t pairs, int style)
+{
+    for (size_t i = 0; i < pairs; i++) {
+        float *x0 = style == CB_ROPE_INTERLEAVED ? x + 2 * i : x + i;
+        float *x1 = style == CB_ROPE_INTERLEAVED ? x + 2 * i + 1 : x + i + pairs;
+        float a = *x0 * c[i], b = *x1 * s[i];
+        float e = *x0 * s[i], f = *x1 * c[i];
+        *x0 = a - b;
+        *x1 = e + f;
+    }
+}
+
+/* scores[j] become exp(scores[j] - max); returns their sum. */
+static float softmax_terms(float *scores, size_t n)
+{
+    float highest = scores[0];
+    for (size_t j = 1; j < n; j++)
+        if (scores[j] > highest)
+            highest = scores[j];
+    for (size_t j = 0; j < n; j++)
+        scores[j] = cb_exp(scores[j] - highest);
+    return cb_reduce8(scores, n);
+}
+
+/* One query head; WIDEN as above. */
+#define ATTEND(WIDEN)                                                                              \
+    for (size_t j = 0; j < positions; j++) {                                                       \
+        float p[8] = {0};                                                                          \
+        for (size_t i = 0; i < dim; i++) {                                                         \
+            float product = q[i] * WIDEN(k[j * dim + i]);                                          \
+            p[i % 8] = p[i % 8] + product;                                                         \
+        }                                                                                          \
+        scores[j] = combine8(p) * scale;                                                           \
+    }                                                                                              \
+    const float sum = softmax_terms(scores, positions);                                            \
+    for (size_t i = 0; i < value_dim; i++)                                                         \
+        out[i] = 0.0f;                                                                             \
+    for (size_t j = 0; j < positions; j++)                                                         \
+        for (size_t i = 0; i < value_dim; i++) {                                                   \
+            float product = scores[j] * WIDEN(v[j * value_dim + i]);                               \
+            out[i] = out[i] + product;                                                             \
+        }                                                                                          \
+    for (size_t i = 0; i < value_dim; i++)                                                         \
+        out[i] = out[i] / sum;
+
+void cb_attend_f16_ref(const float *q, const uint16_t *k, const uint16_t *v, size_t positions,
+                       size_t dim, size_t value_dim, float scale, float *scores, float *out)
+{
+    ATTEND(cb_f16)
+}
+
+void cb_attend_f32_ref(const float *q, const float *k, const float *v, size_t positions, size_t dim,
+                       size_t value_dim, float scale, float *scores, float *out)
+{
+    ATTEND(SAME)
+}
+
+int cb_store_f16_ref(const float *x, size_t n, uint16_t *out)
+{
+    int finite = 1;
+    for (size_t i = 0; i < n; i++) {
+        out[i] = cb_f16_from_f32(x[i]);
+        if ((out[i] & 0x7c00u) == 0x7c00u)
+            finite = 0;
+    }
+    return finite ? 0 : COLIBRI_ERR_NON_FINITE;
+}
+
+static float gelu_tanh(float x)
+{
+    float cube = x * x;
+    cube = cube * x;
+    float inner = CB_GELU_B * cube;
+    inner = x + inner;
+    float u = CB_GELU_A * inner;
+    return x * cb_sigmoid(2.0f * u);
+}
+
+void cb_activate_ref(int activation, float clamp, float alpha, const float *gate, const float *up,
+                     size_t n, float *h)
+{
+    for (size_t i = 0; i < n; i++) {
+        float g = gate[i];
+        float u = up ? up[i] : 1.0f; /* a product with 1 changes nothing */
+        switch (activation) {
+        case CB_ACT_SILU:
+            g = g * cb_sigmoid(g);
+            break;
+        case CB_ACT_GELU_TANH:
+            g = gelu_tanh(g);
+            break;
+        case CB_ACT_RELU:
+            g = g > 0.0f ? g : 0.0f;
+            break;
+        case CB_ACT_SWIGLU_CLAMPED:
+            g = g < clamp ? g : clamp;
+            g = g * cb_sigmoid(alpha * g);
+            if (up) {
+                u = u < clamp ? u : clamp;
+                u = -clamp > u ? -clamp : u;
+                u = u + 1.0f;
+            }
+            break;
+        case CB_ACT_IDENTITY:
+            break;
+        default: /* refused when the records are read; not finite here, so that it cannot pass */
+            g = cb_float(0x7fc00000u);
+            break;
+        }
+        h[i] = g * u;
+    }
+}
+
+void cb_add_scaled_ref(float *acc, float scale, const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float product = scale * x[i];
+        acc[i] = acc[i] + product;
+    }
+}
+
+const struct cb_kernels cb_kernels_ref = CB_KERNEL_TABLE(ref);
