@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT
+"""The memory plan of docs/format.md section 8, to the byte.
+
+Standard library only. The engine computes the same rows from the same records and allocates
+exactly these buffers, so a plan made on the host is the peak on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from colibri._spec import (
+    GROUP_COLUMNS,
+    PANEL_ROWS,
+    AttentionBlock,
+    Code,
+    FfnBlock,
+    LayerBlock,
+    ModelBlock,
+    MoeBlock,
+    RopeBlock,
+    SharedBlock,
+)
+
+BUFFER_ALIGN = 64
+BUFFER_GUARD = 128
+PAGE = 4096
+LAYER_DESCRIPTOR_BYTES = 1024
+MODEL_BYTES = 4096
+EXTENT_STATE_BYTES = 64
+STACK_BYTES = 256 * 1024
+PROCESS_BYTES = 4 * 1024 * 1024
+DEFAULT_CONTEXT_TOKENS = 2048
+DEFAULT_BATCH_TOKENS = 32
+DEFAULT_THREADS = 4
+DEFAULT_MAX_TEXT_BYTES = 65536
+MERGE_SCRATCH_PER_BYTE = 24
+KV_ELEMENT_BYTES = {"f16": 2, "f32": 4}
+LIMITS = {"batch_tokens": 512, "max_sessions": 64, "threads": 64}
+
+
+class PlanError(ValueError):
+    """An option of the plan is out of its range."""
+
+    code = Code.ARGUMENT
+
+
+@dataclass(frozen=True)
+class FileSizes:
+    """What the plan needs to know about a file besides its records."""
+
+    file_bytes: int
+    records_bytes: int
+    directory_bytes: int
+    extents: int
+    tokenizer_bytes: int | None
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Run-time options; 0 means the default that colibri.h states."""
+
+    context_tokens: int = 0
+    batch_tokens: int = 0
+    max_sessions: int = 0
+    threads: int = 0
+    kv: str = "f16"
+    max_text_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The rows of docs/format.md section 8; everything in bytes unless the name says tokens."""
+
+    context_tokens: int
+    batch_tokens: int
+    threads: int
+    max_sessions: int
+    kv: str
+    mapped_bytes: int
+    kv_bytes: int
+    activation_bytes: int
+    table_bytes: int
+    stack_bytes: int
+    arena_bytes: int
+    process_bytes: int
+    total_bytes: int
+
+    def rows(self) -> list[tuple[str, int]]:
+        """(name, bytes) of every row, in the order of the document."""
+        return [
+            (name, int(getattr(self, f"{name}_bytes")))
+            for name in (
+                "mapped",
+                "kv",
+                "activation",
+                "table",
+                "stack",
+                "arena",
+                "process",
+                "total",
+            )
+        ]
+
+
+def up(x: int, a: int) -> int:
+    """x rounded up to a multiple of a."""
+    return -(-x // a) * a
+
+
+def buffer_bytes(x: int) -> int:
+    """A buffer of x bytes in the arena: cache-line aligned, with a guard behind it."""
+    return up(x, BUFFER_ALIGN) + BUFFER_GUARD
+
+
+@dataclass
+class _Shape:
+    """The maxima of section 8 over a record stream."""
+
+    hidden: int = 0
+    vocabulary: int = 0
+    layers: int = 0
+    context: int = 0
+    q: int = 0
+    o: int = 0
+    k: int = 0
+    pairs: int = 0
+    intermediate: int = 0
+    experts: int = 0
+    top_k: int = 0
+
+
+def _measure(blocks: Iterable[object]) -> tuple[_Shape, list[AttentionBlock]]:
+    shape = _Shape()
+    attentions: list[AttentionBlock] = []
+    for block in blocks:
+        if isinstance(block, ModelBlock):
+            shape.hidden = up(block.hidden, GROUP_COLUMNS)
+            shape.vocabulary = block.vocabulary
+            shape.context = block.context_tokens
+        elif isinstance(block, LayerBlock):
+            shape.layers += 1
+        elif isinstance(block, RopeBlock):
+            shape.pairs = max(shape.pairs, block.pairs)
+        elif isinstance(block, AttentionBlock):
+            attentions.append(block)
+            shape.q = max(shape.q, up(block.heads * block.head_dim, GROUP_COLUMNS))
+            shape.o = max(shape.o, up(block.heads * block.value_dim, GROUP_COLUMNS))
+            shape.k = max(
+                shape.k,
+                up(block.kv_heads * block.head_dim, GROUP_COLUMNS)
+                + up(block.kv_heads * block.value_dim, GROUP_COLUMNS),
+            )
+        if isinstance(block, FfnBlock | MoeBlock | SharedBlock):
+            shape.intermediate = max(shape.intermediate, up(block.intermediate, GROUP_COLUMNS))
+        if isinstance(block, MoeBlock):
+            shape.experts = max(shape.experts, block.experts)
+            shape.top_k = max(shape.top_k, block.top_k)
+    if shape.layers == 0 or shape.hidden == 0:
+        raise PlanError("plan: the records have no model or no layer block; verify the file first")
+    return shape, attentions
+
+
+def _option(name: str, value: int, default: int, limit: int) -> int:
+    if value < 0 or value > limit:
+        raise PlanError(
+            f"plan: {name} is {value}; the limit is 1..{limit}, or 0 for the default of {default}"
+        )
+    return value or default
+
+
+def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> MemoryPlan:
+    """The memory plan of a model.
+
+    blocks: the record stream in file order (dataclasses of colibri._spec).
+    """
+    shape, attentions = _measure(blocks)
+    if options.kv not in KV_ELEMENT_BYTES:
+        raise PlanError(f"plan: kv is {options.kv!r}; use one of {', '.join(KV_ELEMENT_BYTES)}")
+    element = KV_ELEMENT_BYTES[options.kv]
+    t = _option(
+        "context_tokens",
+        options.context_tokens,
+        min(shape.context, DEFAULT_CONTEXT_TOKENS),
+        shape.context,
+    )
+    b = _option(
+        "batch_tokens", options.batch_tokens, DEFAULT_BATCH_TOKENS, LIMITS["batch_tokens"]
+    )
+    s = _option("max_sessions", options.max_sessions, 1, LIMITS["max_sessions"])
+    n = _option("threads", options.threads, DEFAULT_THREADS, LIMITS["threads"])
+    text = options.max_text_bytes or DEFAULT_MAX_TEXT_BYTES
+
+    buf = buffer_bytes
+    kv = s * sum(
+        buf(a.kv_heads * t * a.head_dim * element) + buf(a.kv_heads * t * a.value_dim * element)
+        for a in attentions
+    )
+    h, q, o, k, f = shape.hidden, shape.q, shape.o, shape.k, shape.intermediate
+    x, r, layers = shape.experts, shape.top_k, shape.layers
+    d = max(h, o, f)
+    session = (
+        buf(4 * up(shape.vocabulary, PANEL_ROWS))  # logits
+        + buf(8 * shape.vocabulary)  # sampler: index and weight
+        + buf(4 * layers * b * r)  # routing
+    )
+    scratch = (
+        2 * buf(4 * b * h)  # x, normed
+        + buf(4 * b * q)
+        + buf(4 * b * o)
+        + buf(4 * b * k)
+        + 2 * buf(8 * b * shape.pairs)  # angles
+        + buf(b * d)  # quantised: values, scales and sums
+        + 2 * buf(4 * b * (d // GROUP_COLUMNS))
+        + n * buf(4 * t)  # attention scores
+        + buf(4 * b * up(x, PANEL_ROWS))  # router logits
+        + 2 * buf(4 * b * r)  # ids, weights
+        + 2 * buf(4 * b * r * f)  # gate, up
+        + buf(b * r * f)  # quantised hidden vectors
+        + 2 * buf(4 * b * r * (f // GROUP_COLUMNS))
+        + buf(4 * b * r * h)  # expert outputs
+        + buf(4 * b * h)  # accumulator
+    )
+    activation = s * session + scratch
+    table = (
+        buf(MODEL_BYTES)
+        + buf(sizes.records_bytes)
+        + buf(sizes.directory_bytes)
+        + layers * buf(LAYER_DESCRIPTOR_BYTES)
+        + buf(EXTENT_STATE_BYTES * sizes.extents)
+        + buf(8 * layers * x)  # counts
+        + buf(MERGE_SCRATCH_PER_BYTE * text)
+    )
+    if sizes.tokenizer_bytes is not None:
+        table += buf(sizes.tokenizer_bytes)
+    mapped = up(sizes.file_bytes, PAGE)
+    stack = (n - 1) * STACK_BYTES
+    arena = up(kv + activation + table, PAGE)
+    return MemoryPlan(
+        context_tokens=t,
+        batch_tokens=b,
+        threads=n,
+        max_sessions=s,
+        kv=options.kv,
+        mapped_bytes=mapped,
+        kv_bytes=kv,
+        activation_bytes=activation,
+        table_bytes=table,
+        stack_bytes=stack,
+        arena_bytes=arena,
+        process_bytes=PROCESS_BYTES,
+        total_bytes=mapped + arena + stack + PROCESS_BYTES,
+    )
