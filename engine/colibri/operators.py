@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri._spec import Activation, Code, RopeStyle, RouterNormalise, RouterScore
+from colibri.errors import ColibriError
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -89,22 +90,22 @@ _COS = tuple(  # c8 … c1
 )
 
 
-class NonFiniteError(ArithmeticError):
+class NonFiniteError(ColibriError):
     """A value is infinite or not a number where the contract allows none."""
-
-    code = Code.NON_FINITE
 
     def __init__(self, what: str) -> None:
         super().__init__(
+            Code.NON_FINITE,
             f"{what}: infinite or not a number; the limit is any finite value; "
-            "check the weights and the input ids"
+            "check the weights and the input ids",
         )
 
 
-class UnsupportedError(ValueError):
+class UnsupportedError(ColibriError):
     """A record asks for an operator that this version of the contract does not define."""
 
-    code = Code.UNSUPPORTED
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.UNSUPPORTED, message)
 
 
 def check_finite(x: AnyArray, what: str) -> None:

@@ -22,13 +22,14 @@ from colibri._spec import (
     RopeBlock,
     SharedBlock,
 )
+from colibri.errors import ColibriError
 
 BUFFER_ALIGN = 64
 BUFFER_GUARD = 128
 PAGE = 4096
 LAYER_DESCRIPTOR_BYTES = 1024
-MODEL_BYTES = 4096
-EXTENT_STATE_BYTES = 64
+MODEL_BYTES = 16384
+SESSION_BYTES = 512
 STACK_BYTES = 256 * 1024
 PROCESS_BYTES = 4 * 1024 * 1024
 DEFAULT_CONTEXT_TOKENS = 2048
@@ -37,13 +38,9 @@ DEFAULT_THREADS = 4
 DEFAULT_MAX_TEXT_BYTES = 65536
 MERGE_SCRATCH_PER_BYTE = 24
 KV_ELEMENT_BYTES = {"f16": 2, "f32": 4}
-LIMITS = {"batch_tokens": 512, "max_sessions": 64, "threads": 64}
-
-
-class PlanError(ValueError):
-    """An option of the plan is out of its range."""
-
-    code = Code.ARGUMENT
+MAX_BATCH_TOKENS = 512
+MAX_SESSIONS = 64
+MAX_THREADS = 64
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,7 @@ class FileSizes:
     file_bytes: int
     records_bytes: int
     directory_bytes: int
-    extents: int
-    tokenizer_bytes: int | None
+    has_tokenizer: bool
 
 
 @dataclass(frozen=True)
@@ -116,19 +112,20 @@ def buffer_bytes(x: int) -> int:
 
 @dataclass
 class _Shape:
-    """The maxima of section 8 over a record stream."""
+    """The maxima and sums of section 8 over a record stream; the letters are the document's."""
 
-    hidden: int = 0
-    vocabulary: int = 0
-    layers: int = 0
     context: int = 0
-    q: int = 0
-    o: int = 0
-    k: int = 0
-    pairs: int = 0
-    intermediate: int = 0
-    experts: int = 0
-    top_k: int = 0
+    vocabulary: int = 0  # V
+    hidden: int = 0  # H
+    q: int = 0  # Q
+    k: int = 0  # K
+    o: int = 0  # O
+    pairs: int = 0  # P
+    intermediate: int = 0  # F
+    experts: int = 0  # X
+    top_k: int = 1  # R
+    layers: int = 0  # L
+    extents: int = 1
 
 
 def _measure(blocks: Iterable[object]) -> tuple[_Shape, list[AttentionBlock]]:
@@ -137,37 +134,71 @@ def _measure(blocks: Iterable[object]) -> tuple[_Shape, list[AttentionBlock]]:
     for block in blocks:
         if isinstance(block, ModelBlock):
             shape.hidden = up(block.hidden, GROUP_COLUMNS)
-            shape.vocabulary = block.vocabulary
+            shape.vocabulary = up(block.vocabulary, PANEL_ROWS)
             shape.context = block.context_tokens
         elif isinstance(block, LayerBlock):
             shape.layers += 1
+            shape.extents += 1
         elif isinstance(block, RopeBlock):
-            shape.pairs = max(shape.pairs, block.pairs)
+            shape.pairs += block.pairs
         elif isinstance(block, AttentionBlock):
             attentions.append(block)
+            keys = up(block.kv_heads * block.head_dim, GROUP_COLUMNS)
+            values = up(block.kv_heads * block.value_dim, GROUP_COLUMNS)
             shape.q = max(shape.q, up(block.heads * block.head_dim, GROUP_COLUMNS))
             shape.o = max(shape.o, up(block.heads * block.value_dim, GROUP_COLUMNS))
-            shape.k = max(
-                shape.k,
-                up(block.kv_heads * block.head_dim, GROUP_COLUMNS)
-                + up(block.kv_heads * block.value_dim, GROUP_COLUMNS),
-            )
+            shape.k = max(shape.k, keys + values)
         if isinstance(block, FfnBlock | MoeBlock | SharedBlock):
             shape.intermediate = max(shape.intermediate, up(block.intermediate, GROUP_COLUMNS))
         if isinstance(block, MoeBlock):
             shape.experts = max(shape.experts, block.experts)
             shape.top_k = max(shape.top_k, block.top_k)
+            shape.extents += block.experts
     if shape.layers == 0 or shape.hidden == 0:
-        raise PlanError("plan: the records have no model or no layer block; verify the file first")
+        raise ColibriError(
+            Code.RECORD, "plan: the records have no model or no layer block; verify the file first"
+        )
     return shape, attentions
 
 
 def _option(name: str, value: int, default: int, limit: int) -> int:
     if value < 0 or value > limit:
-        raise PlanError(
-            f"plan: {name} is {value}; the limit is 1..{limit}, or 0 for the default of {default}"
+        raise ColibriError(
+            Code.ARGUMENT,
+            f"plan: {name} is {value}; the limit is 1..{limit}, or 0 for the default of {default}",
         )
     return value or default
+
+
+def _activation(shape: _Shape, t: int, b: int, s: int, n: int) -> int:
+    """Row `activation`: context t, batch b, sessions s, threads n."""
+    buf = buffer_bytes
+    h, f, r, x = shape.hidden, shape.intermediate, shape.top_k, shape.experts
+    d, m = max(h, shape.o), max(h, f)
+    session = (
+        buf(4 * shape.vocabulary)  # logits
+        + buf(8 * shape.vocabulary)  # sampler: weight and id
+        + buf(4 * shape.layers * b * r)  # routing
+    )
+    scratch = (
+        2 * buf(4 * b * h)  # x, normed
+        + buf(4 * b * shape.q)
+        + buf(4 * b * shape.k)  # k, v
+        + buf(4 * b * shape.o)  # heads' outputs
+        + 2 * buf(4 * b * shape.pairs)  # cos, sin
+        + buf(b * d)  # quantised input: values, scales, sums
+        + 2 * buf(4 * b * (d // GROUP_COLUMNS))
+        + n * buf(4 * t)  # attention scores
+        + buf(4 * b * up(x, PANEL_ROWS))  # router logits
+        + 4 * buf(4 * b * r)  # ids, weights, slot of a choice, token of a slot
+        + buf(4 * (x + 1))  # first slot of an expert
+        + 2 * buf(4 * b * r * f)  # gate, up
+        + buf(b * r * m)  # quantised slots
+        + 2 * buf(4 * b * r * (m // GROUP_COLUMNS))
+        + buf(4 * b * r * h)  # expert outputs
+        + buf(4 * b * h)  # accumulator
+    )
+    return s * session + scratch
 
 
 def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> MemoryPlan:
@@ -177,19 +208,15 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
     """
     shape, attentions = _measure(blocks)
     if options.kv not in KV_ELEMENT_BYTES:
-        raise PlanError(f"plan: kv is {options.kv!r}; use one of {', '.join(KV_ELEMENT_BYTES)}")
+        raise ColibriError(
+            Code.ARGUMENT, f"plan: kv is {options.kv!r}; use one of {', '.join(KV_ELEMENT_BYTES)}"
+        )
     element = KV_ELEMENT_BYTES[options.kv]
-    t = _option(
-        "context_tokens",
-        options.context_tokens,
-        min(shape.context, DEFAULT_CONTEXT_TOKENS),
-        shape.context,
-    )
-    b = _option(
-        "batch_tokens", options.batch_tokens, DEFAULT_BATCH_TOKENS, LIMITS["batch_tokens"]
-    )
-    s = _option("max_sessions", options.max_sessions, 1, LIMITS["max_sessions"])
-    n = _option("threads", options.threads, DEFAULT_THREADS, LIMITS["threads"])
+    context = min(shape.context, DEFAULT_CONTEXT_TOKENS)
+    t = _option("context_tokens", options.context_tokens, context, shape.context)
+    b = _option("batch_tokens", options.batch_tokens, DEFAULT_BATCH_TOKENS, MAX_BATCH_TOKENS)
+    s = _option("max_sessions", options.max_sessions, 1, MAX_SESSIONS)
+    n = _option("threads", options.threads, DEFAULT_THREADS, MAX_THREADS)
     text = options.max_text_bytes or DEFAULT_MAX_TEXT_BYTES
 
     buf = buffer_bytes
@@ -197,43 +224,18 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
         buf(a.kv_heads * t * a.head_dim * element) + buf(a.kv_heads * t * a.value_dim * element)
         for a in attentions
     )
-    h, q, o, k, f = shape.hidden, shape.q, shape.o, shape.k, shape.intermediate
-    x, r, layers = shape.experts, shape.top_k, shape.layers
-    d = max(h, o, f)
-    session = (
-        buf(4 * up(shape.vocabulary, PANEL_ROWS))  # logits
-        + buf(8 * shape.vocabulary)  # sampler: index and weight
-        + buf(4 * layers * b * r)  # routing
-    )
-    scratch = (
-        2 * buf(4 * b * h)  # x, normed
-        + buf(4 * b * q)
-        + buf(4 * b * o)
-        + buf(4 * b * k)
-        + 2 * buf(8 * b * shape.pairs)  # angles
-        + buf(b * d)  # quantised: values, scales and sums
-        + 2 * buf(4 * b * (d // GROUP_COLUMNS))
-        + n * buf(4 * t)  # attention scores
-        + buf(4 * b * up(x, PANEL_ROWS))  # router logits
-        + 2 * buf(4 * b * r)  # ids, weights
-        + 2 * buf(4 * b * r * f)  # gate, up
-        + buf(b * r * f)  # quantised hidden vectors
-        + 2 * buf(4 * b * r * (f // GROUP_COLUMNS))
-        + buf(4 * b * r * h)  # expert outputs
-        + buf(4 * b * h)  # accumulator
-    )
-    activation = s * session + scratch
+    activation = _activation(shape, t, b, s, n)
     table = (
         buf(MODEL_BYTES)
+        + s * buf(SESSION_BYTES)
         + buf(sizes.records_bytes)
         + buf(sizes.directory_bytes)
-        + layers * buf(LAYER_DESCRIPTOR_BYTES)
-        + buf(EXTENT_STATE_BYTES * sizes.extents)
-        + buf(8 * layers * x)  # counts
-        + buf(MERGE_SCRATCH_PER_BYTE * text)
+        + shape.layers * buf(LAYER_DESCRIPTOR_BYTES)
+        + buf(shape.extents)  # state
+        + buf(8 * shape.layers * shape.experts)  # counts
     )
-    if sizes.tokenizer_bytes is not None:
-        table += buf(sizes.tokenizer_bytes)
+    if sizes.has_tokenizer:
+        table += buf(MERGE_SCRATCH_PER_BYTE * text)
     mapped = up(sizes.file_bytes, PAGE)
     stack = (n - 1) * STACK_BYTES
     arena = up(kv + activation + table, PAGE)

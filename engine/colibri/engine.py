@@ -1,0 +1,568 @@
+# SPDX-License-Identifier: MIT
+"""The C engine as two typed classes: `Engine` (a model file) and `Session` (one sequence).
+
+Standard library only: logits are a float memoryview; with numpy present `logits_array` gives an
+array. Errors are `ColibriError` with the library's pinned codes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike, fsencode
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from colibri import _ffi
+from colibri._spec import Code
+from colibri.errors import ColibriError
+from colibri.plan import MemoryPlan
+
+if TYPE_CHECKING:
+    from colibri.operators import F32
+
+KV_NAMES = ("f16", "f32")
+VERIFY_NAMES = ("first", "open")
+LOCK_NAMES = ("try", "require", "off")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Dimensions and sizes of an open model."""
+
+    family: int
+    layers: int
+    hidden: int
+    vocabulary: int
+    context_tokens: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    experts: int
+    top_k: int
+    intermediate: int
+    has_tokenizer: bool
+    has_chat: bool
+    parameters: int
+    file_bytes: int
+    trunk_bytes: int
+    expert_bytes: int
+    root: bytes
+
+
+@dataclass(frozen=True)
+class Report:
+    """What could and could not be had when the model was opened."""
+
+    threads: int
+    locked_bytes: int
+    unlocked_bytes: int
+    lock_errno: int
+    lock_message: str
+    verified_extents: int
+    extents: int
+    isa: str
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...]) -> int:
+    if value not in allowed:
+        raise ColibriError(Code.ARGUMENT, f"{name} is {value!r}; use one of {', '.join(allowed)}")
+    return allowed.index(value)
+
+
+def isas_compiled() -> list[str]:
+    """Instruction sets that the library was built with, ascending."""
+    return bytes(_ffi.load().colibri_isas_compiled()).decode().split()
+
+
+def isas_available() -> list[str]:
+    """The subset of `isas_compiled` that this CPU runs."""
+    return bytes(_ffi.load().colibri_isas_available()).decode().split()
+
+
+def build_info() -> str:
+    """colibri_v<version>_<arch>_<compiler><version>."""
+    return bytes(_ffi.load().colibri_build_info()).decode()
+
+
+def selftest(isa: str | None = None) -> None:
+    """Run the golden vectors built into the library; raises when one differs."""
+    error = _ffi.ErrorStruct()
+    name = None if isa is None else isa.encode()
+    _ffi.check(_ffi.load().colibri_selftest(name, ctypes.byref(error)), error)
+
+
+class Engine:
+    """An open model: mapped weights, memory plan, worker threads. A context manager."""
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        threads: int = 0,
+        context_tokens: int = 0,
+        batch_tokens: int = 0,
+        max_sessions: int = 0,
+        kv: str = "f16",
+        verify: str = "first",
+        lock: str = "try",
+        budget_bytes: int = 0,
+        max_text_bytes: int = 0,
+        isa: str | None = None,
+    ) -> None:
+        """Open a `.colibri` file; the options are those of colibri.h, 0 = default."""
+        self._library = _ffi.load()
+        options = _ffi.ModelOptions()
+        self._library.colibri_model_options_default(ctypes.byref(options))
+        options.threads = threads
+        options.context_tokens = context_tokens
+        options.batch_tokens = batch_tokens
+        options.max_sessions = max_sessions
+        options.kv = _choice("kv", kv, KV_NAMES)
+        options.verify = _choice("verify", verify, VERIFY_NAMES)
+        options.lock = _choice("lock", lock, LOCK_NAMES)
+        options.budget_bytes = budget_bytes
+        options.max_text_bytes = max_text_bytes
+        options.isa = None if isa is None else isa.encode()
+        handle = ctypes.c_void_p()
+        error = _ffi.ErrorStruct()
+        code = self._library.colibri_model_open(
+            fsencode(path), ctypes.byref(options), ctypes.byref(handle), ctypes.byref(error)
+        )
+        _ffi.check(code, error)
+        self._handle: ctypes.c_void_p | None = handle
+        self._sessions: list[Session] = []
+        self._max_text_bytes = max_text_bytes or 65536
+        self.info = self._read_info()
+
+    # -- lifetime ---------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The open model, for `Session`; raises after close."""
+        if self._handle is None:
+            raise ColibriError(Code.ARGUMENT, "engine is closed; open the model again")
+        return self._handle
+
+    def close(self) -> None:
+        """Free the sessions and the model. Closing twice is allowed."""
+        for session in list(self._sessions):
+            session.close()
+        if self._handle is not None:
+            self._library.colibri_model_close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def session(self) -> Session:
+        """A new sequence; at most max_sessions at a time."""
+        session = Session(self)
+        self._sessions.append(session)
+        return session
+
+    def forget(self, session: Session) -> None:
+        """Called by a session that closes."""
+        if session in self._sessions:
+            self._sessions.remove(session)
+
+    # -- information ------------------------------------------------------------------------
+
+    def _read_info(self) -> ModelInfo:
+        raw = _ffi.ModelInfoStruct()
+        raw.struct_size = ctypes.sizeof(raw)
+        self._code(self._library.colibri_model_info_get(self.handle, ctypes.byref(raw)))
+        return ModelInfo(
+            family=raw.family,
+            layers=raw.layers,
+            hidden=raw.hidden,
+            vocabulary=raw.vocabulary,
+            context_tokens=raw.context_tokens,
+            heads=raw.heads,
+            kv_heads=raw.kv_heads,
+            head_dim=raw.head_dim,
+            experts=raw.experts,
+            top_k=raw.top_k,
+            intermediate=raw.intermediate,
+            has_tokenizer=bool(raw.has_tokenizer),
+            has_chat=bool(raw.has_chat),
+            parameters=raw.parameters,
+            file_bytes=raw.file_bytes,
+            trunk_bytes=raw.trunk_bytes,
+            expert_bytes=raw.expert_bytes,
+            root=bytes(raw.root),
+        )
+
+    def plan(self) -> MemoryPlan:
+        """The memory plan the engine allocated by."""
+        raw = _ffi.PlanStruct()
+        raw.struct_size = ctypes.sizeof(raw)
+        self._code(self._library.colibri_model_plan(self.handle, ctypes.byref(raw)))
+        return MemoryPlan(
+            context_tokens=raw.context_tokens,
+            batch_tokens=raw.batch_tokens,
+            threads=raw.threads,
+            max_sessions=raw.max_sessions,
+            kv=KV_NAMES[raw.kv],
+            mapped_bytes=raw.mapped_bytes,
+            kv_bytes=raw.kv_bytes,
+            activation_bytes=raw.activation_bytes,
+            table_bytes=raw.table_bytes,
+            stack_bytes=raw.stack_bytes,
+            arena_bytes=raw.arena_bytes,
+            process_bytes=raw.process_bytes,
+            total_bytes=raw.total_bytes,
+        )
+
+    def report(self) -> Report:
+        """Locks, threads and kernels that were had."""
+        raw = _ffi.ReportStruct()
+        raw.struct_size = ctypes.sizeof(raw)
+        self._code(self._library.colibri_model_report(self.handle, ctypes.byref(raw)))
+        return Report(
+            threads=raw.threads,
+            locked_bytes=raw.locked_bytes,
+            unlocked_bytes=raw.unlocked_bytes,
+            lock_errno=raw.lock_errno,
+            lock_message=bytes(raw.lock_message).decode("utf-8", "replace"),
+            verified_extents=raw.verified_extents,
+            extents=raw.extents,
+            isa=bytes(raw.isa or b"").decode(),
+        )
+
+    def expert_counts(self, layer: int) -> list[int]:
+        """Times each expert of a layer was chosen: [experts]; empty for a dense layer."""
+        experts = ctypes.c_uint32()
+        counts = self._library.colibri_expert_counts(self.handle, layer, ctypes.byref(experts))
+        return [int(counts[i]) for i in range(experts.value)] if counts else []
+
+    def _code(self, code: int) -> None:
+        if code < 0:
+            text = bytes(self._library.colibri_strerror(code)).decode()
+            raise ColibriError(Code(code), text)
+
+    # -- text -------------------------------------------------------------------------------
+
+    def tokenize(self, text: str | bytes, *, chat: bool = False) -> list[int]:
+        """Token ids of a text; chat wraps it in the model's chat prefix and suffix."""
+        data = text.encode() if isinstance(text, str) else text
+        capacity = len(data) + 4096  # every token has at least a byte; the rest is chat form
+        ids = (ctypes.c_int32 * capacity)()
+        count = ctypes.c_size_t(capacity)
+        error = _ffi.ErrorStruct()
+        code = self._library.colibri_tokenize(
+            self.handle, data, len(data), int(chat), ids, ctypes.byref(count), ctypes.byref(error)
+        )
+        _ffi.check(code, error)
+        return list(ids[: count.value])
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for; empty for an id without text."""
+        length = ctypes.c_size_t()
+        address = self._library.colibri_token_bytes(self.handle, token, ctypes.byref(length))
+        return ctypes.string_at(address, length.value) if address else b""
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends a text."""
+        return bool(self._library.colibri_token_is_end(self.handle, token))
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is a special one, which has no text of its own."""
+        return bool(self._library.colibri_token_is_special(self.handle, token))
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of some tokens; bytes that are not UTF-8 become U+FFFD."""
+        decoder = Utf8Decoder()
+        return "".join(decoder.feed(self.token_bytes(i)) for i in ids) + decoder.flush()
+
+
+class Utf8Decoder:
+    """Streaming detokenizer: keeps an incomplete character back until it is complete."""
+
+    def __init__(self) -> None:
+        self._library = _ffi.load()
+        self._state = _ffi.Utf8Struct()
+
+    def feed(self, data: bytes) -> str:
+        """The whole characters that the bytes complete."""
+        out = ctypes.create_string_buffer(3 * len(data) + 16)
+        written = ctypes.c_size_t()
+        code = self._library.colibri_utf8_feed(
+            ctypes.byref(self._state), data, len(data), out, len(out), ctypes.byref(written)
+        )
+        if code < 0:
+            raise ColibriError(Code(code), f"detokenizing {len(data)} bytes")
+        return out.raw[: written.value].decode("utf-8")
+
+    def flush(self) -> str:
+        """End of the text: an incomplete character comes out as U+FFFD."""
+        out = ctypes.create_string_buffer(16)
+        written = self._library.colibri_utf8_flush(ctypes.byref(self._state), out, len(out))
+        return out.raw[:written].decode("utf-8")
+
+
+class Session:
+    """One sequence: KV cache, position, sampler. Made by `Engine.session`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._library = _ffi.load()
+        self._engine = engine
+        self._handle: ctypes.c_void_p | None = None
+        handle = ctypes.c_void_p()
+        error = _ffi.ErrorStruct()
+        code = self._library.colibri_session_create(
+            engine.handle, ctypes.byref(handle), ctypes.byref(error)
+        )
+        _ffi.check(code, error)
+        self._handle = handle
+
+    @property
+    def _open(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise ColibriError(Code.ARGUMENT, "session is closed; create another one")
+        return self._handle
+
+    def close(self) -> None:
+        """Free the session. Closing twice is allowed."""
+        if self._handle is not None:
+            self._library.colibri_session_free(self._handle)
+            self._handle = None
+            self._engine.forget(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def reset(self) -> None:
+        """Forget the sequence; buffers stay."""
+        self._library.colibri_session_reset(self._open)
+
+    @property
+    def position(self) -> int:
+        """Tokens appended so far."""
+        return int(self._library.colibri_session_position(self._open))
+
+    def append(self, ids: Sequence[int]) -> None:
+        """Append token ids and compute. Any split over calls gives the same bits."""
+        for token in ids:
+            if not -(2**31) <= token < 2**31:
+                raise ColibriError(
+                    Code.TOKEN_RANGE,
+                    f"token id {token}; the limit is 0..{self._engine.info.vocabulary - 1}; "
+                    "use ids of this model's tokenizer",
+                )
+        data = (ctypes.c_int32 * len(ids))(*ids)
+        error = _ffi.ErrorStruct()
+        code = self._library.colibri_session_append(self._open, data, len(ids), ctypes.byref(error))
+        _ffi.check(code, error)
+
+    def logits(self) -> memoryview[float]:
+        """Logits of the last position: float32 [vocabulary], valid until the next call."""
+        pointer = self._library.colibri_session_logits(self._open)
+        if not pointer:
+            raise ColibriError(Code.ARGUMENT, "no logits yet; append at least one token first")
+        address = ctypes.addressof(pointer.contents)
+        raw = (ctypes.c_float * self._engine.info.vocabulary).from_address(address)
+        return memoryview(raw).cast("B").cast("f").toreadonly()
+
+    def logits_array(self) -> F32:
+        """A copy of the logits as a numpy array, float32 (vocabulary)."""
+        import numpy as np
+
+        return np.array(self.logits(), dtype=np.float32)
+
+    def set_sampler(
+        self,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """Choose how `sample` picks; temperature 0 is greedy."""
+        sampler = _ffi.SamplerStruct()
+        self._library.colibri_sampler_default(ctypes.byref(sampler))
+        sampler.temperature = temperature
+        sampler.top_k = top_k
+        sampler.top_p = top_p
+        sampler.min_p = min_p
+        sampler.seed = seed
+        error = _ffi.ErrorStruct()
+        code = self._library.colibri_session_set_sampler(
+            self._open, ctypes.byref(sampler), ctypes.byref(error)
+        )
+        _ffi.check(code, error)
+
+    def sample(self) -> int:
+        """The next id by the sampler, from the current logits; it is not appended."""
+        token = ctypes.c_int32()
+        error = _ffi.ErrorStruct()
+        code = self._library.colibri_session_sample(
+            self._open, ctypes.byref(token), ctypes.byref(error)
+        )
+        _ffi.check(code, error)
+        return token.value
+
+    def cancel(self) -> None:
+        """Make a running append return COLIBRI_ERR_CANCELLED; any thread may call."""
+        self._library.colibri_session_cancel(self._open)
+
+    def routing(self, layer: int) -> list[list[int]]:
+        """Expert ids of the last batch: [tokens][top_k]; empty for a dense layer."""
+        tokens, ranks = ctypes.c_uint32(), ctypes.c_uint32()
+        ids = self._library.colibri_session_routing(
+            self._open, layer, ctypes.byref(tokens), ctypes.byref(ranks)
+        )
+        if not ids:
+            return []
+        k = ranks.value
+        return [[int(ids[t * k + r]) for r in range(k)] for t in range(tokens.value)]
+
+    def generate(
+        self,
+        n: int,
+        *,
+        stop_at_end: bool = True,
+        on_logits: Callable[[memoryview[float]], None] | None = None,
+    ) -> Iterator[int]:
+        """Up to n sampled ids, each appended before the next is chosen.
+
+        An end token is yielded, then the iteration ends. on_logits sees the logits that choose
+        each token.
+        """
+        for index in range(n):
+            if on_logits is not None:
+                on_logits(self.logits())
+            token = self.sample()
+            yield token
+            if stop_at_end and self._engine.is_end(token):
+                return
+            if index + 1 < n:
+                self.append([token])
+
+
+def split_prompt(ids: Sequence[int], split: str) -> list[list[int]]:
+    """Pieces of a prompt: "each" gives single tokens, "5,3" pieces of 5, 3 and the rest."""
+    if split in ("each", "1*"):
+        return [[token] for token in ids]
+    try:
+        sizes = [int(part) for part in split.split(",")] if split else []
+    except ValueError:
+        sizes = [0]
+    if any(size < 1 for size in sizes):
+        raise ColibriError(
+            Code.ARGUMENT,
+            f"--batch-split {split!r}; write sizes of at least 1 with commas (5,3), or each",
+        )
+    pieces: list[list[int]] = []
+    rest = list(ids)
+    for size in sizes:
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    pieces.append(rest)
+    return [piece for piece in pieces if piece]
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `colibri run`, the same as those of `colibrictl run`."""
+    parser.add_argument("model", metavar="MODEL", help="a .colibri file")
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
+    parser.add_argument("--ids", metavar="1,2,3", help="the prompt as token ids")
+    parser.add_argument("-n", "--tokens", type=int, default=128, help="tokens to generate")
+    parser.add_argument("--chat", action="store_true", help="wrap the prompt in the chat form")
+    parser.add_argument("--temp", type=float, default=0.0, help="temperature; 0 is greedy")
+    parser.add_argument("--top-k", type=int, default=0, help="keep the K best; 0 = all")
+    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus; 1 = all")
+    parser.add_argument("--min-p", type=float, default=0.0, help="relative floor; 0 = all")
+    parser.add_argument("-s", "--seed", type=int, default=0, help="seed of the sampler")
+    parser.add_argument("-t", "--threads", type=int, default=0, help="0 = CPUs, at most 4")
+    parser.add_argument("-c", "--context", type=int, default=0, help="tokens of the KV cache")
+    parser.add_argument("-b", "--batch", type=int, default=0, help="prompt tokens per batch")
+    parser.add_argument("--batch-split", default="", metavar="5,3|each", help="cut the prompt")
+    parser.add_argument("--kv", choices=KV_NAMES, default="f16", help="type of the KV cache")
+    parser.add_argument("--isa", help="kernels to use; default: the best")
+    parser.add_argument("--ignore-end", action="store_true", help="go on behind an end token")
+    parser.add_argument("--print-ids", action="store_true", help="print the ids on stderr")
+    parser.add_argument("--logits-sha256", action="store_true", help="print their hash on stderr")
+
+
+def parse_ids(text: str) -> list[int]:
+    """Ids of "1,2,3"."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ColibriError(
+            Code.ARGUMENT, f"--ids {text!r}; write integers with commas: 1,2,3"
+        ) from None
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """`colibri run`: the C engine on a prompt. The text goes to stdout as it comes."""
+    if (args.prompt is None) == (args.ids is None):
+        raise ColibriError(Code.ARGUMENT, "give the prompt either with -p TEXT or with --ids 1,2,3")
+    if args.tokens < 1:
+        raise ColibriError(Code.ARGUMENT, f"-n {args.tokens}; generate at least 1 token")
+    with Engine(
+        args.model,
+        threads=args.threads,
+        context_tokens=args.context,
+        batch_tokens=args.batch,
+        kv=args.kv,
+        isa=args.isa,
+    ) as engine:
+        message = engine.report().lock_message
+        if message:
+            print(f"warning: {message}", file=sys.stderr)
+        if args.ids is not None:
+            prompt = parse_ids(args.ids)
+        else:
+            prompt = engine.tokenize(args.prompt, chat=args.chat)
+        session = engine.session()
+        session.set_sampler(
+            temperature=args.temp,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            min_p=args.min_p,
+            seed=args.seed,
+        )
+        for piece in split_prompt(prompt, args.batch_split):
+            session.append(piece)
+        digest = hashlib.sha256()
+        decoder = Utf8Decoder()
+        ids: list[int] = []
+        for token in session.generate(
+            args.tokens, stop_at_end=not args.ignore_end, on_logits=digest.update
+        ):
+            ids.append(token)
+            if not (engine.is_end(token) or engine.is_special(token)):
+                sys.stdout.write(decoder.feed(engine.token_bytes(token)))
+                sys.stdout.flush()
+        sys.stdout.write(decoder.flush())
+        sys.stdout.write("\n" if sys.stdout.isatty() else "")
+        sys.stdout.flush()
+        if args.print_ids:
+            print("prompt-ids:", *prompt, file=sys.stderr)
+            print("ids:", *ids, file=sys.stderr)
+        if args.logits_sha256:
+            print("logits-sha256:", digest.hexdigest(), file=sys.stderr)
+    return 0
