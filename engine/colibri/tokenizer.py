@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: MIT
+"""The tokenizer section of a model file: built, written, read with every check, and executed.
+
+`TokenizerSpec` is the section in memory. Two loaders make one (`from_huggingface`, `from_gguf_metadata`),
+`to_section` and `from_section` are its bytes (docs/format.md, section 6), and `encode` and `decode` run it.
+The encoder here shares nothing with the C one but the section: a regex engine over character classes instead of
+hand-written matchers, a lazy priority queue instead of an indexed heap. Tests compare the two for equality.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import struct
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn
+
+from colibri import _spec
+from colibri._spec import CharacterClass, Code, Normalizer, Pretokenizer, TokenizerFlag, TokenizerHeader, TokenizerKind
+from colibri.errors import ColibriError
+
+HEADER = struct.Struct(TokenizerHeader.STRUCT)
+MAX_CODE_POINT = 0x10FFFF
+FLAGS_BUILT = int(TokenizerFlag.ADD_BOS | TokenizerFlag.IGNORE_MERGES)
+FLAGS_KNOWN = sum(int(flag) for flag in TokenizerFlag)
+PRETOKENIZERS_BUILT = (
+    Pretokenizer.NONE,
+    Pretokenizer.GPT2,
+    Pretokenizer.SMOLLM,
+    Pretokenizer.LLAMA3,
+    Pretokenizer.QWEN2,
+)
+CLASSES_BUILT = (CharacterClass.LETTER, CharacterClass.NUMBER, CharacterClass.SPACE)
+
+# A text is turned into one symbol per character before the regex sees it: 'a' any letter, '0' any number, '\t' any
+# space, '.' anything else; characters that a pattern names stand for themselves.
+_NAMED = frozenset("'stremvldSTREMVLD\u017f \r\n")
+_LETTER = "[astremvldSTREMVLD\u017f]"
+_SPACE = "[ \\t\\r\\n]"
+_NO_SPACE = "[^ \\t\\r\\n]"
+_OTHER = "['.]"
+_TAIL = rf"{_SPACE}+(?!{_NO_SPACE})|{_SPACE}+"
+_GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?{_LETTER}+| ?0+| ?{_OTHER}+|{_TAIL}"
+# Ignoring case, 's' is also U+017F, the long s.
+_FOLDED = "'(?:[sS\u017f]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
+
+
+def _modern(numbers: str) -> str:
+    return rf"{_FOLDED}|['. \t]?{_LETTER}+|{numbers}| ?{_OTHER}+[\r\n]*|{_SPACE}*[\r\n]+|{_TAIL}"
+
+
+_WHOLE = re.compile("(?s:.+)")
+_ALONE = re.compile("0|[^0]+")
+_PATTERNS = {
+    Pretokenizer.NONE: _WHOLE,
+    Pretokenizer.GPT2: re.compile(_GPT2),
+    Pretokenizer.SMOLLM: re.compile(_GPT2),
+    Pretokenizer.LLAMA3: re.compile(_modern("0{1,3}")),
+    Pretokenizer.QWEN2: re.compile(_modern("0")),
+}
+
+Merge = tuple[int, int, int, int]
+"""Left id, right id, rank (lower merges first), id of the merged token."""
+
+
+def _malformed(message: str, offset: int | None = None) -> NoReturn:
+    raise ColibriError(Code.TOKENIZER, message, offset)
+
+
+def _words(values: Iterable[int]) -> bytes:
+    words = array("I", values)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
+
+
+@dataclass
+class TokenizerSpec:
+    """A byte-level BPE tokenizer with its chat form.
+
+    tokens: the bytes of each id. merges: sorted by (left, right). specials, ends: ascending ids.
+    class_ranges: (first code point, last code point, CharacterClass), ascending.
+    chat_prefix, chat_suffix: ids around the user's text; both empty when the model has no chat form.
+    """
+
+    tokens: list[bytes]
+    merges: list[Merge]
+    pretokenizer: Pretokenizer
+    flags: int = 0
+    specials: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    bos_id: int | None = None
+    unk_id: int | None = None
+    chat_prefix: list[int] = field(default_factory=list)
+    chat_suffix: list[int] = field(default_factory=list)
+    class_ranges: list[tuple[int, int, int]] = field(default_factory=list)
+    unicode_version: int = 0
+
+    # ---- loaders ----------------------------------------------------------------------------------
+
+    @classmethod
+    def from_huggingface(
+        cls, directory: str | Path, *, chat: bool = True, system: str | None = None, drop_nfc: bool = False
+    ) -> TokenizerSpec:
+        """From tokenizer.json, tokenizer_config.json, generation_config.json and chat_template.jinja of a checkpoint.
+
+        chat: render the chat template (needs jinja2). system: a system message instead of the template's own.
+        drop_nfc: accept a tokenizer that normalises to NFC; texts that are not NFC then get other ids.
+        """
+        from colibri.tokenizer_import import from_huggingface
+
+        return from_huggingface(Path(directory), chat=chat, system=system, drop_nfc=drop_nfc)
+
+    @classmethod
+    def from_gguf_metadata(
+        cls, metadata: Mapping[str, object], *, chat: bool = True, system: str | None = None
+    ) -> TokenizerSpec:
+        """From the key-value pairs of a GGUF file (str, int, bool, list), keys `tokenizer.*`."""
+        from colibri.tokenizer_import import from_gguf_metadata
+
+        return from_gguf_metadata(metadata, chat=chat, system=system)
+
+    # ---- section ----------------------------------------------------------------------------------
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether `encode(..., chat=True)` is possible."""
+        return bool(self.chat_prefix or self.chat_suffix)
+
+    def to_section(self) -> bytes:
+        """The section's bytes; what the reader would refuse is refused here, with the reader's error."""
+        text = b"".join(self.tokens)
+        header = TokenizerHeader(
+            kind=TokenizerKind.BYTE_BPE,
+            pretokenizer=self.pretokenizer,
+            normalizer=Normalizer.NONE,
+            flags=self.flags,
+            unicode_version=self.unicode_version,
+            tokens=len(self.tokens),
+            merges=len(self.merges),
+            specials=len(self.specials),
+            ends=len(self.ends),
+            class_ranges=len(self.class_ranges),
+            chat_prefix=len(self.chat_prefix),
+            chat_suffix=len(self.chat_suffix),
+            text_bytes=len(text),
+            bos_id=_spec.NONE_INDEX if self.bos_id is None else self.bos_id,
+            unk_id=_spec.NONE_INDEX if self.unk_id is None else self.unk_id,
+        )
+        offsets = [0]
+        for token in self.tokens:
+            offsets.append(offsets[-1] + len(token))
+        parts = [
+            HEADER.pack(*(getattr(header, f.name) for f in fields(header))),
+            _words(offsets),
+            _words(value for merge in self.merges for value in merge),
+            _words(self.specials),
+            _words(self.ends),
+            _words(value for a, b, kind in self.class_ranges for value in (a | kind << 24, b)),
+            _words(self.chat_prefix),
+            _words(self.chat_suffix),
+            _words(self._sorted_ids()) if self.flags & TokenizerFlag.IGNORE_MERGES else b"",
+            text,
+        ]
+        section = b"".join(parts)
+        TokenizerSpec.from_section(section)
+        return section
+
+    @classmethod
+    def from_section(cls, section: bytes, vocabulary: int | None = None) -> TokenizerSpec:
+        """Read and check every rule of docs/format.md, section 6, in the order of the C reader.
+
+        vocabulary: size of the model's vocabulary; None leaves that one check out.
+        """
+        return _Reader(section).read(vocabulary)
+
+    def _sorted_ids(self) -> list[int]:
+        """Ids that are not special, by (bytes, id): what ignore_merges looks whole words up in."""
+        special = set(self.specials)
+        return sorted((i for i in range(len(self.tokens)) if i not in special), key=lambda i: (self.tokens[i], i))
+
+    # ---- execution --------------------------------------------------------------------------------
+
+    def encode(self, text: str | bytes, chat: bool = False) -> list[int]:
+        """Ids of a text. Special tokens in it are ordinary characters; chat wraps it in prefix and suffix."""
+        data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+        if chat and not self.has_chat:
+            raise ColibriError(Code.NO_CHAT, "the tokenizer has no chat form: use the text as it is")
+        ids = list(self.chat_prefix) if chat else []
+        if not chat and self.flags & TokenizerFlag.ADD_BOS and self.bos_id is not None:
+            ids.append(self.bos_id)
+        for word in self.split(data):
+            ids += self._encode_word(word)
+        return ids + (list(self.chat_suffix) if chat else [])
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Ids of a rendered template: special tokens in it, longest first, become their ids. No BOS is added."""
+        marks = {self.tokens[i]: i for i in reversed(self.specials) if self.tokens[i]}
+        if not marks:
+            return [i for word in self.split(text.encode()) for i in self._encode_word(word)]
+        pattern = b"|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True))
+        ids: list[int] = []
+        for piece in re.split(b"(" + pattern + b")", text.encode()):
+            if piece in marks:
+                ids.append(marks[piece])
+            else:
+                for word in self.split(piece):
+                    ids += self._encode_word(word)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """Bytes of the ids, one after another, special tokens included."""
+        for i in ids:
+            if not 0 <= i < len(self.tokens):
+                raise ColibriError(
+                    Code.TOKEN_RANGE, f"token id {i} has no text: the tokenizer has ids 0..{len(self.tokens) - 1}"
+                )
+        return b"".join(self.tokens[i] for i in ids)
+
+    def split(self, data: bytes) -> list[bytes]:
+        """The pre-tokens of a text; an invalid byte is one character of class other."""
+        text = data.decode("utf-8", "surrogateescape")
+        symbols = "".join(map(self._symbol, text))
+        pattern = _PATTERNS[self.pretokenizer]
+        chunks = (_ALONE if self.pretokenizer == Pretokenizer.SMOLLM else _WHOLE).finditer(symbols)
+        spans = [
+            (chunk.start() + m.start(), chunk.start() + m.end())
+            for chunk in chunks
+            for m in pattern.finditer(chunk.group())
+        ]
+        return [text[a:b].encode("utf-8", "surrogateescape") for a, b in spans]
+
+    def _symbol(self, char: str) -> str:
+        known = self._symbols.get(char)
+        if known is None:
+            code = ord(char)
+            i = bisect_right(self._range_starts, code) - 1
+            kind = self.class_ranges[i][2] if i >= 0 and code <= self.class_ranges[i][1] else 0
+            known = ".a0\t"[kind] if char not in _NAMED else char
+            self._symbols[char] = known
+        return known
+
+    @cached_property
+    def _symbols(self) -> dict[str, str]:
+        return {}
+
+    @cached_property
+    def _range_starts(self) -> list[int]:
+        return [row[0] for row in self.class_ranges]
+
+    @cached_property
+    def _pairs(self) -> dict[tuple[int, int], tuple[int, int]]:
+        return {(left, right): (rank, merged) for left, right, rank, merged in self.merges}
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        """Lowest id of each text that is not special."""
+        special = set(self.specials)
+        return {t: i for i, t in reversed(list(enumerate(self.tokens))) if i not in special}
+
+    @cached_property
+    def _encoded(self) -> dict[bytes, list[int]]:
+        return {}
+
+    def _encode_word(self, word: bytes) -> list[int]:
+        known = self._encoded.get(word)
+        if known is None:
+            known = self._merge(word)
+            if len(word) <= 64:
+                self._encoded[word] = known
+        return known
+
+    def _merge(self, word: bytes) -> list[int]:
+        """Lowest rank first, leftmost among equals, one pair at a time."""
+        if self.flags & TokenizerFlag.IGNORE_MERGES and word in self._ids:
+            return [self._ids[word]]
+        ids = []
+        for value in word:
+            found = self._ids.get(bytes((value,)), self.unk_id)
+            if found is not None:
+                ids.append(found)
+        count = len(ids)
+        after = list(range(1, count + 1))
+        before = list(range(-1, count - 1))
+        queue: list[tuple[int, int, int, int, int]] = []
+
+        def push(i: int) -> None:
+            j = after[i]
+            if j < count:
+                pair = self._pairs.get((ids[i], ids[j]))
+                if pair is not None:
+                    heapq.heappush(queue, (pair[0], i, ids[i], ids[j], pair[1]))
+
+        for i in range(count):
+            push(i)
+        while queue:
+            _, i, left, right, merged = heapq.heappop(queue)
+            j = after[i]
+            if ids[i] != left or j >= count or ids[j] != right:
+                continue  # one of the two was merged since this entry was made
+            ids[i], ids[j] = merged, -1
+            after[i] = after[j]
+            if after[j] < count:
+                before[after[j]] = i
+            push(i)
+            if before[i] >= 0:
+                push(before[i])
+        return [i for i in ids if i >= 0]
+
+
+class _Reader:
+    """Checks a section in the order of engine/native/src/tokenizer.c, so that both give one code for one file."""
+
+    def __init__(self, section: bytes) -> None:
+        self.section = section
+        self.at = HEADER.size
+
+    def read(self, vocabulary: int | None) -> TokenizerSpec:
+        size = len(self.section)
+        if size < HEADER.size:
+            _malformed(f"tokenizer section is {size} bytes, its head alone is {HEADER.size}")
+        if size > _spec.MAX_TOKENIZER_BYTES:
+            raise ColibriError(
+                Code.LIMIT, f"tokenizer section is {size} bytes, the limit is {_spec.MAX_TOKENIZER_BYTES}"
+            )
+        head = TokenizerHeader(*HEADER.unpack_from(self.section))
+        self._check_kinds(head)
+        self._check_counts(head, vocabulary)
+        tokens = self._tokens(head)
+        merges = self._words(head.merges * 4)
+        specials = self._ascending(head.specials, head.tokens, "special")
+        ends = self._ascending(head.ends, head.tokens, "end")
+        bos, unk = (self._optional(value, head.tokens, name) for value, name in
+                    ((head.bos_id, "bos"), (head.unk_id, "unk")))
+        if head.flags & TokenizerFlag.ADD_BOS and bos is None:
+            _malformed("flag add_bos is set and there is no bos_id: give one or clear the flag")
+        ranges = self._classes(head.class_ranges)
+        prefix, suffix = (self._ids(n, head.tokens, name) for n, name in
+                          ((head.chat_prefix, "chat prefix"), (head.chat_suffix, "chat suffix")))
+        spec = TokenizerSpec(
+            tokens=tokens,
+            merges=self._merges(merges, tokens, set(specials)),
+            pretokenizer=Pretokenizer(head.pretokenizer),
+            flags=head.flags,
+            specials=specials,
+            ends=ends,
+            bos_id=bos,
+            unk_id=unk,
+            chat_prefix=prefix,
+            chat_suffix=suffix,
+            class_ranges=ranges,
+            unicode_version=head.unicode_version,
+        )
+        if head.flags & TokenizerFlag.IGNORE_MERGES:
+            self._by_text(spec)
+        return spec
+
+    def _check_kinds(self, head: TokenizerHeader) -> None:
+        rows: tuple[tuple[str, int, type[IntEnum], Sequence[int]], ...] = (
+            ("kind", head.kind, TokenizerKind, (TokenizerKind.BYTE_BPE,)),
+            ("pretokenizer", head.pretokenizer, Pretokenizer, PRETOKENIZERS_BUILT),
+            ("normalizer", head.normalizer, Normalizer, (Normalizer.NONE,)),
+        )
+        for name, value, known, built in rows:
+            if value in built:
+                continue
+            names = ", ".join(f"{v:d}" for v in built)
+            if value in [int(v) for v in known] and not (name == "kind" and value == TokenizerKind.NONE):
+                raise ColibriError(
+                    Code.UNSUPPORTED, f"tokenizer {name} {value} is known but not built in; supported: {names}"
+                )
+            _malformed(f"tokenizer {name} is {value}, which is unknown; supported: {names}")
+        if head.flags & ~FLAGS_KNOWN:
+            _malformed(f"tokenizer flags 0x{head.flags:x} have unknown bits; known are 0x{FLAGS_KNOWN:x}")
+        if head.flags & ~FLAGS_BUILT:
+            raise ColibriError(
+                Code.UNSUPPORTED, f"tokenizer flags 0x{head.flags:x} are not built in; supported: 0x{FLAGS_BUILT:x}"
+            )
+        if head.reserved:
+            _malformed(f"tokenizer head: reserved is {head.reserved}, must be 0")
+
+    def _check_counts(self, head: TokenizerHeader, vocabulary: int | None) -> None:
+        if head.tokens == 0:
+            _malformed("tokenizer has no tokens")
+        if head.tokens > _spec.MAX_VOCABULARY:
+            raise ColibriError(
+                Code.LIMIT, f"tokenizer has {head.tokens} tokens, the limit is {_spec.MAX_VOCABULARY}"
+            )
+        if vocabulary is not None and head.tokens > vocabulary:
+            _malformed(f"tokenizer has {head.tokens} tokens, the model's vocabulary is {vocabulary}")
+        if head.specials > head.tokens or head.ends > head.tokens:
+            _malformed(f"tokenizer has {head.specials} specials and {head.ends} ends of {head.tokens} tokens")
+        words = head.tokens + 1 + 4 * head.merges + head.specials + head.ends + 2 * head.class_ranges
+        words += head.chat_prefix + head.chat_suffix
+        if head.flags & TokenizerFlag.IGNORE_MERGES:
+            words += head.tokens - head.specials
+        size = HEADER.size + 4 * words + head.text_bytes
+        if size != len(self.section):
+            _malformed(f"tokenizer section is {len(self.section)} bytes, its head asks for {size}")
+
+    def _words(self, count: int) -> array[int]:
+        words = array("I", self.section[self.at : self.at + 4 * count])
+        if sys.byteorder == "big":
+            words.byteswap()
+        self.at += 4 * count
+        return words
+
+    def _tokens(self, head: TokenizerHeader) -> list[bytes]:
+        offsets = self._words(head.tokens + 1)
+        if offsets[0] != 0:
+            _malformed(f"token 0 starts at text byte {offsets[0]}, must be 0")
+        for i in range(head.tokens):
+            if offsets[i + 1] < offsets[i]:
+                _malformed(f"token {i} ends at text byte {offsets[i + 1]}, before its start {offsets[i]}")
+            if offsets[i + 1] - offsets[i] > _spec.MAX_TOKEN_BYTES:
+                raise ColibriError(
+                    Code.LIMIT,
+                    f"token {i} has {offsets[i + 1] - offsets[i]} bytes, the limit is {_spec.MAX_TOKEN_BYTES}",
+                )
+        if offsets[-1] != head.text_bytes:
+            _malformed(f"the last token ends at text byte {offsets[-1]}, the text has {head.text_bytes}")
+        text = self.section[len(self.section) - head.text_bytes :]
+        return [text[offsets[i] : offsets[i + 1]] for i in range(head.tokens)]
+
+    def _ascending(self, count: int, tokens: int, name: str) -> list[int]:
+        ids = self._ids(count, tokens, name)
+        for i in range(1, count):
+            if ids[i] <= ids[i - 1]:
+                _malformed(f"{name} ids do not ascend: {ids[i]} follows {ids[i - 1]}")
+        return ids
+
+    def _ids(self, count: int, tokens: int, name: str) -> list[int]:
+        ids = self._words(count).tolist()
+        for i in ids:
+            if i >= tokens:
+                _malformed(f"{name} id {i} is out of range: the tokenizer has {tokens} tokens")
+        return ids
+
+    def _optional(self, value: int, tokens: int, name: str) -> int | None:
+        if value == _spec.NONE_INDEX:
+            return None
+        if value >= tokens:
+            _malformed(f"{name} id {value} is out of range: the tokenizer has {tokens} tokens")
+        return value
+
+    def _classes(self, count: int) -> list[tuple[int, int, int]]:
+        words = self._words(2 * count)
+        rows: list[tuple[int, int, int]] = []
+        for i in range(count):
+            first, kind, last = words[2 * i] & 0xFFFFFF, words[2 * i] >> 24, words[2 * i + 1]
+            if kind not in CLASSES_BUILT:
+                _malformed(f"class range {i} has class {kind}; letter, number and space are supported")
+            if first > last or last > MAX_CODE_POINT:
+                _malformed(f"class range {i} is U+{first:04X}..U+{last:04X}, not a range of code points")
+            if rows and first <= rows[-1][1]:
+                _malformed(f"class range {i} starts at U+{first:04X}, inside the previous one")
+            rows.append((first, last, kind))
+        return rows
+
+    def _merges(self, words: array[int], tokens: list[bytes], special: set[int]) -> list[Merge]:
+        count = len(words) // 4
+        rows: list[Merge] = []
+        last = (-1, -1)
+        for n in range(count):
+            left, right, rank, merged = words[4 * n : 4 * n + 4]
+            if max(left, right, merged) >= len(tokens):
+                _malformed(f"merge {n} has ids {left} {right} {merged}: the tokenizer has {len(tokens)} tokens")
+            if rank >= count:
+                _malformed(f"merge {n} has rank {rank}: there are {count} merges")
+            if (left, right) <= last:
+                _malformed(f"merge {n} is not in ascending order of its pair")
+            if merged in special:
+                _malformed(f"merge {n} gives special token {merged}: plain text must not")
+            if tokens[merged] != tokens[left] + tokens[right]:
+                _malformed(f"merge {n}: the bytes of token {merged} are not those of {left} and {right}")
+            last = (left, right)
+            rows.append((left, right, rank, merged))
+        return rows
+
+    def _by_text(self, spec: TokenizerSpec) -> None:
+        if self._words(len(spec.tokens) - len(spec.specials)).tolist() != spec._sorted_ids():
+            _malformed("the ids sorted by text are not all ids that are not special in ascending order of (bytes, id)")

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: MIT
+"""Tokenizers of checkpoints, reduced to what the tokenizer section can express.
+
+Two sources: a Hugging Face folder (tokenizer.json and the files beside it) and the metadata of a GGUF file. What the
+section cannot express is refused by name, because ids that differ silently cost answers, not errors.
+
+Chat: the template is rendered once, here, around a marker; what stands on its two sides becomes the ids that the
+device puts around the user's text. So a device needs no template language.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from colibri._spec import Code, Pretokenizer, TokenizerFlag
+from colibri._unicode import CLASS_RANGES, UNICODE_VERSION
+from colibri.errors import ColibriError
+from colibri.tokenizer import Merge, TokenizerSpec
+
+MARKER = "ColibriUserTextMarker"
+
+_SUPPORTED = "byte-level BPE with the pre-tokenizers gpt2, smollm, llama3, qwen2"
+_TAIL = r"\s+(?!\S)|\s+"
+_MODERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|" + _TAIL
+REGEXES = {
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|" + _TAIL: Pretokenizer.GPT2,
+    _MODERN % r"\p{N}{1,3}": Pretokenizer.LLAMA3,
+    _MODERN % r"\p{N}": Pretokenizer.QWEN2,
+}
+GGUF_PRETOKENIZERS = {
+    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt"), Pretokenizer.GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), Pretokenizer.SMOLLM),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2"), Pretokenizer.LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), Pretokenizer.QWEN2),
+}
+# token_type of GGUF
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+# A GGUF file names one end of sequence; a text also ends where a control token of these names appears.
+_END_NAMES = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<|eom_id|>", "</s>")
+
+
+def _refuse(what: str, fix: str = f"supported: {_SUPPORTED}") -> NoReturn:
+    raise ColibriError(Code.UNSUPPORTED, f"{what}; {fix}")
+
+
+def _alphabet() -> dict[str, int]:
+    """Byte of each character of the GPT-2 alphabet: printable bytes stand for themselves, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(value): value for value in printable}
+    hidden = [value for value in range(256) if value not in set(printable)]
+    table.update({chr(0x100 + n): value for n, value in enumerate(hidden)})
+    return table
+
+
+_BYTE_OF = _alphabet()
+
+
+def _token_bytes(name: str, token_id: int) -> bytes:
+    try:
+        return bytes(_BYTE_OF[char] for char in name)
+    except KeyError as error:
+        _refuse(f"token {token_id} {name!r} has {error.args[0]!r}, which is no byte of the GPT-2 alphabet")
+
+
+def _merge_rows(pairs: Iterable[Sequence[str]], ids: Mapping[str, int]) -> list[Merge]:
+    """Rows sorted by (left, right); ranks count up from 0. Of a pair that stands twice the later rank holds."""
+    ranked: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank, (left, right) in enumerate(pairs):
+        for name in (left, right, left + right):
+            if name not in ids:
+                _refuse(f"merge {rank} ({left!r}, {right!r}) needs the token {name!r}, which is not in the vocabulary",
+                        "the checkpoint's vocabulary and merges do not belong together")
+        ranked[ids[left], ids[right]] = (rank, ids[left + right])
+    dense = {pair: n for n, pair in enumerate(sorted(ranked, key=lambda pair: ranked[pair][0]))}
+    return sorted((left, right, dense[left, right], merged) for (left, right), (_, merged) in ranked.items())
+
+
+def _is_marker(text: str) -> bool:
+    return len(text) > 2 and (text[0], text[-1]) in (("<", ">"), ("[", "]"))
+
+
+def _refuse_literal(text: str, token_id: int) -> NoReturn:
+    _refuse(f"added token {token_id} {text!r} is ordinary text that is matched before pre-tokenization",
+            "only special tokens and markers such as <name> or [NAME] can be added tokens")
+
+
+# ---- chat template --------------------------------------------------------------------------------
+
+
+def render_template(template: str, variables: Mapping[str, object], system: str | None) -> tuple[str, str]:
+    """What the template puts before and after the text of a first user message."""
+    try:
+        import jinja2
+        import jinja2.ext
+        import jinja2.sandbox
+    except ImportError as error:
+        raise ColibriError(
+            Code.UNSUPPORTED,
+            "the checkpoint has a chat template, and jinja2, which renders it, is not installed: install "
+            "colibri-moe[convert], or convert with --no-chat to leave the chat form out",
+        ) from error
+
+    def raise_exception(message: str) -> NoReturn:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: object, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    messages = [{"role": "user", "content": MARKER}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    try:
+        text = environment.from_string(template).render(messages=messages, add_generation_prompt=True, **variables)
+    except jinja2.TemplateError as error:
+        _refuse(f"the chat template cannot be rendered: {type(error).__name__}: {error}",
+                "convert with --no-chat to leave the chat form out")
+    parts = text.split(MARKER)
+    if len(parts) != 2:
+        _refuse(f"the chat template repeats the user's text {len(parts) - 1} times, once is supported",
+                "convert with --no-chat to leave the chat form out")
+    return parts[0], parts[1]
+
+
+def _add_chat(
+    spec: TokenizerSpec,
+    template: str | None,
+    variables: Mapping[str, object],
+    system: str | None,
+    stripping: Sequence[str] = (),
+) -> None:
+    if template is None:
+        if system is not None:
+            _refuse("a system message was given and the checkpoint has no chat template", "leave the message out")
+        return
+    prefix, suffix = render_template(template, variables, system)
+    for name in stripping:
+        if name in prefix + suffix:
+            _refuse(f"the chat template uses token {name!r}, which swallows the spaces around it (lstrip, rstrip)",
+                    "convert with --no-chat to leave the chat form out")
+    spec.chat_prefix = spec.encode_marked(prefix)
+    spec.chat_suffix = spec.encode_marked(suffix)
+
+
+# ---- GGUF -----------------------------------------------------------------------------------------
+
+
+def from_gguf_metadata(metadata: Mapping[str, object], *, chat: bool, system: str | None) -> TokenizerSpec:
+    """See TokenizerSpec.from_gguf_metadata."""
+
+    def take(key: str, kind: type, default: Any = None) -> Any:
+        value = metadata.get(f"tokenizer.ggml.{key}", default)
+        if value is not None and not isinstance(value, kind):
+            _refuse(f"GGUF key tokenizer.ggml.{key} is a {type(value).__name__}", f"it must be a {kind.__name__}")
+        return value
+
+    model = take("model", str)
+    if model != "gpt2":
+        _refuse(f"GGUF tokenizer model is {model!r}")
+    pre = take("pre", str)
+    if pre not in GGUF_PRETOKENIZERS:
+        _refuse(f"GGUF pre-tokenizer is {pre!r}", f"supported: {', '.join(sorted(GGUF_PRETOKENIZERS))}")
+    if take("add_space_prefix", bool, False):
+        _refuse("GGUF key tokenizer.ggml.add_space_prefix is set")
+    names = take("tokens", list)
+    merges = take("merges", list)
+    if names is None or merges is None:
+        _refuse("GGUF metadata lacks tokenizer.ggml.tokens or tokenizer.ggml.merges", "give a complete file")
+    types = take("token_type", list, [_NORMAL] * len(names))
+    if len(types) != len(names):
+        _refuse(f"GGUF file has {len(names)} tokens and {len(types)} token types", "the counts must be equal")
+    tokens: list[bytes] = []
+    specials: list[int] = []
+    for i, (name, kind) in enumerate(zip(names, types, strict=True)):
+        if kind == _USER_DEFINED and not _is_marker(name):
+            _refuse_literal(name, i)
+        if kind == _BYTE or not _NORMAL <= kind <= _BYTE:
+            _refuse(f"token {i} {name!r} has GGUF token type {kind}", "a gpt2 tokenizer has types 1 to 5")
+        if kind != _NORMAL:
+            specials.append(i)
+        tokens.append(_token_bytes(name, i) if kind == _NORMAL else name.encode())
+    pretokenizer = GGUF_PRETOKENIZERS[pre]
+    llama3 = pretokenizer == Pretokenizer.LLAMA3
+    bos = take("bos_token_id", int)
+    ends = {take(f"{key}_token_id", int) for key in ("eos", "eot", "eom")}
+    ends |= {i for i in specials if names[i] in _END_NAMES}
+    spec = TokenizerSpec(
+        tokens=tokens,
+        merges=_merge_rows((merge.split(" ", 1) for merge in merges), {name: i for i, name in enumerate(names)}),
+        pretokenizer=pretokenizer,
+        flags=int(TokenizerFlag.ADD_BOS) * bool(take("add_bos_token", bool, llama3))
+        | int(TokenizerFlag.IGNORE_MERGES) * llama3,
+        specials=specials,
+        ends=sorted(i for i in ends if i is not None),
+        bos_id=bos,
+        class_ranges=list(CLASS_RANGES),
+        unicode_version=UNICODE_VERSION,
+    )
+    if chat:
+        template = metadata.get("tokenizer.chat_template")
+        eos = take("eos_token_id", int)
+        variables = {key: names[i] for key, i in (("bos_token", bos), ("eos_token", eos)) if i is not None}
+        _add_chat(spec, str(template) if template else None, variables, system)
+    return spec
+
+
+# ---- Hugging Face ---------------------------------------------------------------------------------
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ColibriError(Code.OPEN, f"{path.name} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        _refuse(f"{path.name} holds a {type(value).__name__}", "it must hold a JSON object")
+    return value
+
+
+def _parts(node: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """The members of a Sequence, or the one node itself."""
+    if node is None:
+        return []
+    return list(node[key]) if node.get("type") == "Sequence" else [node]
+
+
+def _pretokenizer(node: dict[str, Any] | None) -> Pretokenizer:
+    parts = _parts(node, "pretokenizers")
+    kinds = [part.get("type") for part in parts]
+    if not kinds or kinds[-1] != "ByteLevel":
+        _refuse(f"tokenizer.json has the pre-tokenizer {kinds or None}")
+    last = parts[-1]
+    if last.get("add_prefix_space"):
+        _refuse("the ByteLevel pre-tokenizer adds a space in front (add_prefix_space)")
+    own_regex = last.get("use_regex", True)
+    if kinds == ["ByteLevel"]:
+        return Pretokenizer.GPT2 if own_regex else Pretokenizer.NONE
+    if kinds == ["Digits", "ByteLevel"] and parts[0].get("individual_digits") and own_regex:
+        return Pretokenizer.SMOLLM
+    if kinds == ["Split", "ByteLevel"] and not own_regex:
+        split = parts[0]
+        regex = split.get("pattern", {}).get("Regex")
+        if regex in REGEXES and split.get("behavior") == "Isolated" and not split.get("invert"):
+            return REGEXES[regex]
+        _refuse(f"tokenizer.json splits with the pattern {regex!r} ({split.get('behavior')})")
+    _refuse(f"tokenizer.json has the pre-tokenizers {kinds} with options that are not known: {parts}")
+
+
+def _adds_bos(node: dict[str, Any] | None, added: Mapping[str, int]) -> int | None:
+    """Id that the post-processor puts in front of a text."""
+    found: int | None = None
+    for part in _parts(node, "processors"):
+        if part.get("type") == "ByteLevel":
+            continue
+        if part.get("type") != "TemplateProcessing":
+            _refuse(f"tokenizer.json has the post-processor {part.get('type')!r}")
+        names = [next(iter(item.items())) for item in part.get("single", [])]
+        kinds = [kind for kind, _ in names]
+        if kinds == ["Sequence"]:
+            continue
+        if kinds != ["SpecialToken", "Sequence"]:
+            _refuse(f"the post-processor's template is {kinds}",
+                    "supported: one special token in front of the text")
+        found = added.get(names[0][1]["id"])
+    return found
+
+
+def _content(value: object) -> str | None:
+    """A token of tokenizer_config.json: a string, or an object with one."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    path = directory / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _check_model(data: Mapping[str, Any], drop_nfc: bool) -> dict[str, Any]:
+    model: dict[str, Any] = data.get("model") or {}
+    if model.get("type", "BPE") != "BPE" or "merges" not in model:
+        _refuse(f"tokenizer.json has a {model.get('type')} model")
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(key):
+            _refuse(f"tokenizer.json has the BPE option {key} = {model[key]!r}")
+    kinds = [part.get("type") for part in _parts(data.get("normalizer"), "normalizers")]
+    if kinds == ["NFC"]:
+        if not drop_nfc:
+            _refuse("tokenizer.json normalises texts to NFC, which the device cannot do",
+                    "convert with --drop-nfc: texts that are not in NFC then get other ids")
+    elif kinds:
+        _refuse(f"tokenizer.json has the normalizer {kinds}")
+    return model
+
+
+def from_huggingface(directory: Path, *, chat: bool, system: str | None, drop_nfc: bool) -> TokenizerSpec:
+    """See TokenizerSpec.from_huggingface."""
+    if not (directory / "tokenizer.json").exists():
+        _refuse(f"{directory.name} has no tokenizer.json",
+                "save it with the fast tokenizer of transformers (save_pretrained)")
+    data = _json(directory / "tokenizer.json")
+    config = _json(directory / "tokenizer_config.json")
+    model = _check_model(data, drop_nfc)
+    vocabulary: dict[str, int] = model["vocab"]
+    names = {i: name for name, i in vocabulary.items()}
+    added: dict[str, int] = {}
+    stripping: list[str] = []
+    for token in data.get("added_tokens") or []:
+        name, i = token["content"], token["id"]
+        if not token.get("special") and not _is_marker(name):
+            _refuse_literal(name, i)
+        added[name] = i
+        if token.get("lstrip") or token.get("rstrip"):
+            stripping.append(name)
+    specials = set(added.values())
+    names.update({i: name for name, i in added.items()})
+    tokens = [
+        b"" if i not in names else names[i].encode() if i in specials else _token_bytes(names[i], i)
+        for i in range(max(names) + 1)
+    ]
+    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+    every = {**vocabulary, **added}
+    bos = _adds_bos(data.get("post_processor"), every)
+    add_bos = config.get("add_bos_token")
+    if not isinstance(add_bos, bool):
+        add_bos = bos is not None
+    named = {key: _content(config.get(key)) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    if bos is None and named["bos_token"] is not None:
+        bos = every.get(named["bos_token"])
+    unk = model.get("unk_token")
+    ignore_merges = bool(model.get("ignore_merges"))
+    spec = TokenizerSpec(
+        tokens=tokens,
+        merges=_merge_rows(pairs, vocabulary),
+        pretokenizer=_pretokenizer(data.get("pre_tokenizer")),
+        flags=int(TokenizerFlag.ADD_BOS) * add_bos | int(TokenizerFlag.IGNORE_MERGES) * ignore_merges,
+        specials=sorted(specials),
+        ends=_end_ids(directory, every, named["eos_token"]),
+        bos_id=bos,
+        unk_id=None if unk is None else every.get(unk),
+        class_ranges=list(CLASS_RANGES),
+        unicode_version=UNICODE_VERSION,
+    )
+    if chat:
+        variables = {key: name for key, name in named.items() if name is not None}
+        _add_chat(spec, _template(directory, config), variables, system, stripping)
+    return spec
+
+
+def _end_ids(directory: Path, ids: Mapping[str, int], eos: str | None) -> list[int]:
+    """Ids of generation_config.json, else of config.json, and the tokenizer's own end of sequence."""
+    ends = {ids[eos]} if eos is not None and eos in ids else set()
+    for name in ("generation_config.json", "config.json"):
+        value = _json(directory / name).get("eos_token_id")
+        if value is not None:
+            ends.update(value if isinstance(value, list) else [value])
+            break
+    return sorted(i for i in ends if isinstance(i, int))
