@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: MIT */
+/* colibrictl run: text in, text out. */
+#define _POSIX_C_SOURCE 200809L
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../src/spec.h"
+#include "commands.h"
+#include "generate.h"
+#include "model.h"
+#include "options.h"
+#include "output.h"
+#include "prompt.h"
+#include "signals.h"
+
+#define NAME "run"
+/* colibri_utf8_feed asks for three bytes per byte of a token, and 16 */
+#define PIECE_BYTES (3u * CB_MAX_TOKEN_BYTES + 16u)
+
+struct run_values {
+    const char *prompt, *prompt_file, *ids, *batch_split;
+    bool chat, ignore_end, print_ids, logits_sha256, quiet;
+    uint32_t tokens, top_k;
+    float temperature, top_p, min_p;
+    uint64_t seed;
+};
+
+#define AT(field) offsetof(struct run_values, field)
+
+static const struct ctl_option run_options[] = {
+    { "prompt", 'p', CTL_TEXT, AT(prompt), 0, 0, "TEXT", NULL, "the prompt" },
+    { "prompt-file", 'f', CTL_TEXT, AT(prompt_file), 0, 0, "FILE", NULL,
+      "read the prompt from a file, byte for byte; - is standard input" },
+    { "ids", 0, CTL_TEXT, AT(ids), 0, 0, "1,2,3", NULL, "token ids instead of a text" },
+    { "chat", 0, CTL_FLAG, AT(chat), 0, 0, NULL, NULL,
+      "wrap the prompt in the model's chat form" },
+    { "tokens", 'n', CTL_U32, AT(tokens), 1, CB_MAX_CONTEXT_TOKENS, "N", "128",
+      "generate at most N tokens" },
+    { "ignore-end", 0, CTL_FLAG, AT(ignore_end), 0, 0, NULL, NULL,
+      "go on behind the token that ends a text" },
+    { "temp", 0, CTL_FLOAT, AT(temperature), 0, 100, "T", "0",
+      "temperature of the sampler; 0 = always the likeliest token" },
+    { "top-k", 0, CTL_U32, AT(top_k), 0, CB_MAX_VOCABULARY, "K", "0",
+      "choose among the K likeliest; 0 = all" },
+    { "top-p", 0, CTL_FLOAT, AT(top_p), 0, 1, "P", "1",
+      "choose among the likeliest whose sum reaches P; 1 = all" },
+    { "min-p", 0, CTL_FLOAT, AT(min_p), 0, 1, "P", "0",
+      "drop tokens below P times the likeliest; 0 = none" },
+    { "seed", 's', CTL_U64, AT(seed), 0, 18446744073709551615.0, "S", "0",
+      "same seed, same text; any number of 64 bits" },
+    { "print-ids", 0, CTL_FLAG, AT(print_ids), 0, 0, NULL, NULL,
+      "print the prompt's and the generated ids on stderr" },
+    { "logits-sha256", 0, CTL_FLAG, AT(logits_sha256), 0, 0, NULL, NULL,
+      "print the hash of the logits that chose each token on stderr" },
+    { "batch-split", 0, CTL_TEXT, AT(batch_split), 0, 0, "5,3|each", NULL,
+      "append the prompt in pieces of these sizes, then the rest, or token by token (a test aid)" },
+    { "quiet", 'q', CTL_FLAG, AT(quiet), 0, 0, NULL, NULL, "no timing and memory lines" },
+};
+
+static const char run_notes[] =
+    "The prompt comes from one of --prompt, --prompt-file, --ids, or a '-' behind MODEL (standard\n"
+    "input). The text goes to stdout as it is generated, only whole UTF-8 characters, without\n"
+    "special tokens; everything else goes to stderr.\n"
+    "COLIBRI_VERIFY_MODEL_HASH=1 in the environment acts as --verify open, COLIBRI_LOCK=require as\n"
+    "--lock require, whatever the options say.\n"
+    "\n"
+    "Examples:\n"
+    "  colibrictl run model.colibri -p \"The capital of France is\" -n 16\n"
+    "  colibrictl run model.colibri --chat --temp 0.7 --top-p 0.9 --seed 7 -f question.txt\n"
+    "  echo -n Hello | colibrictl run model.colibri - --threads 2 --context 512\n";
+
+/* ---- the stream of text ------------------------------------------------------------------ */
+
+struct stream {
+    const colibri_model *model;
+    colibri_utf8 utf8;
+    int32_t *ids; /* [limit] when they are printed at the end, else NULL */
+    uint32_t count;
+    bool newline_last;
+};
+
+static int write_text(struct stream *stream, const char *text, size_t length, colibri_error *error)
+{
+    if (length > 0) {
+        stream->newline_last = text[length - 1] == '\n';
+    }
+    return ctl_write(STDOUT_FILENO, text, length, error);
+}
+
+static int emit(void *context, int32_t id, colibri_error *error)
+{
+    struct stream *stream = context;
+    char text[PIECE_BYTES];
+    size_t length = 0, written = 0;
+    const char *bytes = colibri_token_bytes(stream->model, id, &length);
+
+    if (stream->ids != NULL) {
+        stream->ids[stream->count] = id;
+    }
+    stream->count++;
+    if (bytes == NULL || colibri_token_is_end(stream->model, id) != 0 ||
+        colibri_token_is_special(stream->model, id) != 0) {
+        return 0;
+    }
+    if (colibri_utf8_feed(&stream->utf8, bytes, length, text, sizeof text, &written) != 0) {
+        error->code = COLIBRI_ERR_INTERNAL;
+        error->offset = -1;
+        (void)snprintf(error->message, sizeof error->message, "token %d has %zu bytes, more than %u",
+                       (int)id, length, CB_MAX_TOKEN_BYTES);
+        return error->code;
+    }
+    return write_text(stream, text, written, error);
+}
+
+/* The character that is still held, and a line end for a person at a terminal. */
+static int finish_text(struct stream *stream, colibri_error *error)
+{
+    char text[16];
+    size_t length = colibri_utf8_flush(&stream->utf8, text, sizeof text);
+    int code = write_text(stream, text, length, error);
+
+    if (code == 0 && !stream->newline_last && isatty(STDOUT_FILENO) != 0) {
+        code = ctl_write(STDOUT_FILENO, "\n", 1, error);
+    }
+    return code;
+}
+
+/* ---- what is said at the end ------------------------------------------------------------- */
+
+static void print_ids(const char *label, const int32_t *ids, size_t count)
+{
+    (void)fprintf(stderr, "%s:", label);
+    for (size_t i = 0; i < count; i++) {
+        (void)fprintf(stderr, " %d", (int)ids[i]);
+    }
+    (void)fprintf(stderr, "\n");
+}
+
+static void print_memory(const colibri_model *model)
+{
+    colibri_plan plan = { .struct_size = sizeof plan };
+    colibri_report report = { .struct_size = sizeof report };
+    uint64_t peak = ctl_status_bytes("VmHWM:");
+    char text[24] = "unknown"; /* a kernel without /proc mounted */
+
+    (void)colibri_model_plan(model, &plan);
+    (void)colibri_model_report(model, &report);
+    if (peak > 0) {
+        (void)snprintf(text, sizeof text, "%llu", (unsigned long long)peak);
+    }
+    (void)fprintf(stderr, "memory: plan_bytes=%llu vmhwm_bytes=%s locked_bytes=%llu\n",
+                  (unsigned long long)plan.total_bytes, text,
+                  (unsigned long long)report.locked_bytes);
+}
+
+static void print_end(const struct run_values *values, const struct ctl_generation *g,
+                      const struct stream *stream)
+{
+    char hex[CTL_HEX_BYTES];
+
+    if (values->print_ids) {
+        print_ids("prompt-ids", g->prompt, g->prompt_tokens);
+        print_ids("ids", stream->ids, stream->count);
+    }
+    if (values->logits_sha256) {
+        ctl_hex(g->logits_sha256, hex);
+        (void)fprintf(stderr, "logits-sha256: %s\n", hex);
+    }
+    if (!values->quiet) {
+        (void)fprintf(stderr,
+                      "timing: prompt_tokens=%zu prompt_s=%.6f first_token_ms=%.3f generated=%u "
+                      "tok_s=%.2f\n",
+                      g->prompt_tokens, g->prompt_seconds, 1e3 * g->first_token_seconds,
+                      (unsigned)g->generated, ctl_tokens_per_second(g));
+        print_memory(g->model);
+    }
+}
+
+/* ---- the command ------------------------------------------------------------------------- */
+
+static int read_prompt(const struct run_values *values, size_t limit_bytes,
+                       struct ctl_prompt *prompt)
+{
+    int sources = (values->prompt != NULL) + (values->prompt_file != NULL) + (values->ids != NULL);
+
+    if (sources != 1) {
+        return colibri_exit_code(ctl_usage_error(
+            NAME, sources == 0 ? "there is no prompt: give --prompt, --prompt-file, --ids or -"
+                               : "there are %d prompts: give one of --prompt, --prompt-file, --ids, -",
+            sources));
+    }
+    if (values->ids != NULL && values->chat) {
+        return colibri_exit_code(ctl_usage_error(
+            NAME, "--chat wraps a text, --ids gives ids: use --prompt or leave out --chat"));
+    }
+    if (values->ids != NULL) {
+        return ctl_prompt_from_ids(NAME, values->ids, prompt);
+    }
+    if (values->prompt_file != NULL) {
+        return ctl_prompt_from_file(NAME, values->prompt_file, limit_bytes, prompt);
+    }
+    return ctl_prompt_from_text(NAME, values->prompt, limit_bytes, prompt);
+}
+
+static int set_sampler(colibri_session *session, const struct run_values *values,
+                       colibri_error *error)
+{
+    colibri_sampler sampler;
+
+    colibri_sampler_default(&sampler);
+    sampler.temperature = values->temperature;
+    sampler.top_k = values->top_k;
+    sampler.top_p = values->top_p;
+    sampler.min_p = values->min_p;
+    sampler.seed = values->seed;
+    return colibri_session_set_sampler(session, &sampler, error);
+}
+
+/* Generates and prints; what was generated before an error is reported too. */
+static int generate(const struct run_values *values, struct ctl_generation *g,
+                    struct stream *stream)
+{
+    colibri_error error = { .offset = -1 };
+    int code = set_sampler(g->session, values, &error);
+
+    if (code == 0) {
+        colibri_error text_error = { .offset = -1 };
+        int text_code;
+
+        code = ctl_generate(g, &error);
+        text_code = code == COLIBRI_ERR_IO ? 0 : finish_text(stream, &text_error);
+        if (code == 0 && text_code != 0) {
+            code = text_code;
+            error = text_error;
+        }
+        if (code == 0 || g->generated > 0) {
+            print_end(values, g, stream);
+        }
+    }
+    return code == 0 ? 0 : ctl_fail(NAME, &error);
+}
+
+static int run_session(const struct run_values *values, colibri_model *model,
+                       const struct ctl_prompt *prompt, const struct ctl_pieces *pieces)
+{
+    struct ctl_generation g = { .model = model,
+                                .prompt = prompt->ids,
+                                .prompt_tokens = prompt->count,
+                                .pieces = *pieces,
+                                .limit_tokens = values->tokens,
+                                .ignore_end = values->ignore_end,
+                                .hash_logits = values->logits_sha256,
+                                .emit = emit };
+    struct stream stream = { .model = model, .newline_last = true };
+    colibri_error error = { .offset = -1 };
+    int exit_code;
+
+    if (values->print_ids) {
+        stream.ids = malloc(values->tokens * sizeof *stream.ids);
+        if (stream.ids == NULL) {
+            return ctl_fail_message(NAME, COLIBRI_ERR_MEMORY,
+                                    "no memory for %u ids: lower --tokens", (unsigned)values->tokens);
+        }
+    }
+    g.emit_context = &stream;
+    if (colibri_session_create(model, &g.session, &error) != 0) {
+        exit_code = ctl_fail(NAME, &error);
+    } else {
+        ctl_signals_watch(g.session);
+        exit_code = generate(values, &g, &stream);
+        ctl_signals_unwatch();
+        colibri_session_free(g.session);
+    }
+    free(stream.ids);
+    return exit_code;
+}
+
+static int open_and_run(const struct run_values *values, const char *path,
+                        struct ctl_model_values *model_values, struct ctl_prompt *prompt,
+                        const struct ctl_pieces *pieces)
+{
+    colibri_model *model = NULL;
+    int exit_code = ctl_model_open(NAME, path, model_values, &model);
+
+    if (exit_code == 0) {
+        exit_code = ctl_prompt_tokenize(NAME, model,
+                                        values->chat ? COLIBRI_TEXT_CHAT : COLIBRI_TEXT_PLAIN,
+                                        prompt);
+    }
+    if (exit_code == 0) {
+        exit_code = run_session(values, model, prompt, pieces);
+    }
+    colibri_model_close(model);
+    return exit_code;
+}
+
+/* The "-" behind MODEL. */
+static int take_stdin_word(struct run_values *values, const char *word)
+{
+    if (word == NULL) {
+        return 0;
+    }
+    if (strcmp(word, "-") != 0 || values->prompt_file != NULL) {
+        return colibri_exit_code(ctl_usage_error(
+            NAME, "unexpected argument '%s': the prompt is given by -p TEXT (quote it)", word));
+    }
+    values->prompt_file = word;
+    return 0;
+}
+
+int ctl_command_run(int argc, char *const *argv)
+{
+    struct run_values values = { 0 };
+    struct ctl_model_values model_values = { 0 };
+    const struct ctl_group groups[] = {
+        { "Prompt and text", run_options, sizeof run_options / sizeof run_options[0], &values },
+        { "Model", ctl_model_options, ctl_model_option_count, &model_values },
+    };
+    const struct ctl_command command = {
+        .name = NAME,
+        .synopsis = "MODEL (-p TEXT | -f FILE | --ids 1,2,3 | -) [options]",
+        .summary = "Generate text with a model.",
+        .notes = run_notes,
+        .groups = groups,
+        .group_count = 2,
+        .positional_names = { "MODEL" },
+        .positionals_min = 1,
+        .positionals_max = 2,
+    };
+    const char *positionals[CTL_MAX_POSITIONALS];
+    struct ctl_prompt prompt = { 0 };
+    struct ctl_pieces pieces = { 0 };
+    int code = ctl_parse(&command, argc, argv, positionals);
+    int exit_code;
+
+    if (code != 0) {
+        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+    }
+    exit_code = take_stdin_word(&values, positionals[1]);
+    if (exit_code == 0 && values.batch_split != NULL) {
+        exit_code = ctl_pieces_parse(NAME, values.batch_split, &pieces);
+    }
+    if (exit_code == 0) {
+        exit_code = read_prompt(&values, (size_t)model_values.max_text_bytes, &prompt);
+    }
+    if (exit_code == 0) {
+        exit_code = open_and_run(&values, positionals[0], &model_values, &prompt, &pieces);
+    }
+    ctl_prompt_free(&prompt);
+    return exit_code;
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT */
+/* colibrictl: the command of a device. Also installed as colibri_test, which is `colibrictl test`. */
+#include <stdio.h>
+#include <string.h>
+
+#include "commands.h"
+#include "options.h"
+#include "output.h"
+#include "signals.h"
+
+struct entry {
+    const char *name;
+    int (*run)(int argc, char *const *argv);
+    const char *summary;
+};
+
+static const struct entry entries[] = {
+    { "run", ctl_command_run, "generate text with a model" },
+    { "info", ctl_command_info, "facts of a model, its memory plan, this build" },
+    { "verify", ctl_command_verify, "verify every byte of a model file" },
+    { "selftest", ctl_command_selftest, "check every operator and kernel on this machine" },
+    { "test", ctl_command_test, "selftest, then measure a model in three rounds" },
+};
+
+#define ENTRY_COUNT (sizeof entries / sizeof entries[0])
+
+static int print_help(void)
+{
+    (void)printf("usage: colibrictl COMMAND [arguments]\n\n"
+                 "Mixture-of-Experts inference on small Linux boards.\n\nCommands:\n");
+    for (size_t i = 0; i < ENTRY_COUNT; i++) {
+        (void)printf("  %-10s %s\n", entries[i].name, entries[i].summary);
+    }
+    (void)printf("\n'colibrictl COMMAND --help' lists the options of a command with their ranges and\n"
+                 "defaults; 'colibrictl --version' names the build. 'colibri_test' is another name of\n"
+                 "'colibrictl test'.\n");
+    ctl_print_exit_codes();
+    return ctl_finish_stdout();
+}
+
+static int unknown_command(const char *name)
+{
+    const char *names[ENTRY_COUNT];
+
+    for (size_t i = 0; i < ENTRY_COUNT; i++) {
+        names[i] = entries[i].name;
+    }
+    return colibri_exit_code(ctl_usage_error("", "unknown command '%s'; the closest one is '%s'", name,
+                                             ctl_closest(name, names, ENTRY_COUNT)));
+}
+
+/* `colibrictl help` and `colibrictl help COMMAND` */
+static int help(int argc, char *const *argv)
+{
+    static char word[] = "--help";
+    char *const arguments[] = { word, NULL };
+
+    if (argc == 0) {
+        return print_help();
+    }
+    for (size_t i = 0; i < ENTRY_COUNT; i++) {
+        if (strcmp(argv[0], entries[i].name) == 0) {
+            return entries[i].run(1, arguments);
+        }
+    }
+    return unknown_command(argv[0]);
+}
+
+static int dispatch(int argc, char *const *argv)
+{
+    const char *name = argv[0];
+
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+        return print_help();
+    }
+    if (strcmp(name, "help") == 0) {
+        return help(argc - 1, argv + 1);
+    }
+    if (strcmp(name, "--version") == 0) {
+        (void)printf("colibrictl %s\n%s\n", colibri_version(), colibri_build_info());
+        return ctl_finish_stdout();
+    }
+    for (size_t i = 0; i < ENTRY_COUNT; i++) {
+        if (strcmp(name, entries[i].name) == 0) {
+            return entries[i].run(argc - 1, argv + 1);
+        }
+    }
+    return unknown_command(name);
+}
+
+static bool is_test_name(const char *program)
+{
+    const char *slash = strrchr(program, '/');
+
+    return strcmp(slash != NULL ? slash + 1 : program, "colibri_test") == 0;
+}
+
+int main(int argc, char **argv)
+{
+    ctl_signals_init();
+    if (argc > 0 && is_test_name(argv[0])) {
+        return ctl_command_test(argc - 1, argv + 1);
+    }
+    if (argc < 2) {
+        return colibri_exit_code(ctl_usage_error("", "a command is missing: run, info, verify, "
+                                                     "selftest or test"));
+    }
+    return dispatch(argc - 1, argv + 1);
+}

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: MIT */
+/* The commands of colibrictl. argv[0] is the first argument behind the name; exit code out. */
+#ifndef CTL_COMMANDS_H
+#define CTL_COMMANDS_H
+
+int ctl_command_run(int argc, char *const *argv);
+int ctl_command_info(int argc, char *const *argv);
+int ctl_command_selftest(int argc, char *const *argv);
+int ctl_command_verify(int argc, char *const *argv);
+int ctl_command_test(int argc, char *const *argv);
+
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT */
+#include "model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../src/spec.h"
+#include "output.h"
+
+#define MAX_THREADS 64
+#define MAX_BATCH_TOKENS 512
+#define MAX_TEXT_BYTES 16777216 /* 16 MiB of prompt need 384 MiB of merge scratch: enough */
+#define MAX_BUDGET_BYTES 1125899906842624.0 /* 1 PiB: exact as a double */
+
+#define AT(field) offsetof(struct ctl_model_values, field)
+
+const struct ctl_option ctl_model_options[] = {
+    { "threads", 't', CTL_U32, AT(threads), 0, MAX_THREADS, "N", "0",
+      "threads that compute; 0 = CPUs this process may use, at most 4" },
+    { "context", 'c', CTL_U32, AT(context_tokens), 0, CB_MAX_CONTEXT_TOKENS, "N", "0",
+      "tokens the KV cache holds; 0 = the model's own, at most 2048" },
+    { "batch", 'b', CTL_U32, AT(batch_tokens), 0, MAX_BATCH_TOKENS, "N", "0",
+      "prompt tokens per batch; 0 = 32" },
+    { "kv", 0, CTL_CHOICE, AT(kv), 0, 0, "f16|f32", "f16", "type of the KV cache" },
+    { "isa", 0, CTL_TEXT, AT(isa), 0, 0, "NAME", NULL,
+      "kernels to use (see info); an error when this CPU lacks them; default: the best" },
+    { "verify", 0, CTL_CHOICE, AT(verify), 0, 0, "first|open", "first",
+      "check weights when first touched, or all of them before starting" },
+    { "lock", 0, CTL_CHOICE, AT(lock), 0, 0, "try|require|off", "try",
+      "lock the model in memory: warn when it fails, refuse, or do not try" },
+    { "budget", 0, CTL_SIZE, AT(budget_bytes), 0, MAX_BUDGET_BYTES, "BYTES", "0",
+      "refuse to start when the plan exceeds this; 0 = no limit" },
+    { "max-text", 0, CTL_SIZE, AT(max_text_bytes), 1, MAX_TEXT_BYTES, "BYTES", "64K",
+      "longest prompt text; memory for it is planned" },
+};
+const size_t ctl_model_option_count = sizeof ctl_model_options / sizeof ctl_model_options[0];
+
+/* A variable may be absent, empty, the word that tightens, or the one that says "no wish". Anything
+ * else is refused: a misspelt hardening switch must not pass for one that is on. */
+static int environment_word(const char *command, const char *name, const char *tighten,
+                            const char *neutral, bool *on)
+{
+    const char *value = getenv(name);
+
+    *on = value != NULL && strcmp(value, tighten) == 0;
+    if (value == NULL || *on || *value == '\0' || strcmp(value, neutral) == 0) {
+        return 0;
+    }
+    return ctl_fail_message(command, COLIBRI_ERR_ARGUMENT,
+                            "environment variable %s is '%s': set it to '%s' or '%s', or unset it",
+                            name, value, tighten, neutral);
+}
+
+int ctl_model_environment(const char *command, struct ctl_model_values *values)
+{
+    bool verify, lock;
+    int exit_code = environment_word(command, "COLIBRI_VERIFY_MODEL_HASH", "1", "0", &verify);
+
+    if (exit_code == 0) {
+        exit_code = environment_word(command, "COLIBRI_LOCK", "require", "try", &lock);
+    }
+    if (exit_code != 0) {
+        return exit_code;
+    }
+    if (verify) {
+        values->verify = COLIBRI_VERIFY_OPEN;
+    }
+    if (lock) {
+        values->lock = COLIBRI_LOCK_REQUIRE;
+    }
+    return 0;
+}
+
+static void warn_about_locks(const colibri_model *model)
+{
+    colibri_report report = { .struct_size = sizeof report };
+
+    if (colibri_model_report(model, &report) == 0 && report.lock_message[0] != '\0') {
+        (void)fprintf(stderr, "warning: %s\n", report.lock_message);
+    }
+}
+
+int ctl_model_open(const char *command, const char *path, struct ctl_model_values *values,
+                   colibri_model **model)
+{
+    colibri_model_options options;
+    colibri_error error = { .offset = -1 };
+    int exit_code = ctl_model_environment(command, values);
+
+    if (exit_code != 0) {
+        return exit_code;
+    }
+    if (colibri_abi_version() != COLIBRI_ABI_VERSION) {
+        return ctl_fail_message(command, COLIBRI_ERR_ABI,
+                                "libcolibri has ABI version %u, this command was built for %d: "
+                                "install both from the same build",
+                                (unsigned)colibri_abi_version(), COLIBRI_ABI_VERSION);
+    }
+    colibri_model_options_default(&options);
+    options.threads = values->threads;
+    options.context_tokens = values->context_tokens;
+    options.batch_tokens = values->batch_tokens;
+    options.kv = values->kv;
+    options.verify = values->verify;
+    options.lock = values->lock;
+    options.budget_bytes = values->budget_bytes;
+    options.max_text_bytes = (uint32_t)values->max_text_bytes;
+    options.isa = values->isa;
+    if (colibri_model_open(path, &options, model, &error) != 0) {
+        return ctl_fail(path, &error);
+    }
+    warn_about_locks(*model);
+    return 0;
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT */
+/* Opening a model from the options that several commands share. */
+#ifndef CTL_MODEL_H
+#define CTL_MODEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "colibri.h"
+#include "options.h"
+
+struct ctl_model_values {
+    uint32_t threads, context_tokens, batch_tokens;
+    uint32_t kv, verify, lock; /* enum colibri_kv, colibri_verify, colibri_lock */
+    uint64_t budget_bytes, max_text_bytes;
+    const char *isa;
+};
+
+extern const struct ctl_option ctl_model_options[];
+extern const size_t ctl_model_option_count;
+
+/* Tightens *values as the environment asks: COLIBRI_VERIFY_MODEL_HASH=1, COLIBRI_LOCK=require.
+ * 0, or the exit code after printing why. */
+int ctl_model_environment(const char *command, struct ctl_model_values *values);
+
+/* 0, or the exit code after printing the failure. Prints what could not be locked as a warning. */
+int ctl_model_open(const char *command, const char *path, struct ctl_model_values *values,
+                   colibri_model **model);
+
+#endif

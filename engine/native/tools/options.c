@@ -1,0 +1,471 @@
+/* SPDX-License-Identifier: MIT */
+#include "options.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "colibri.h"
+#include "output.h"
+
+#define MAX_NAME_BYTES 32u /* longer words are compared by their beginning only */
+#define MAX_OPTIONS 64u    /* of one command, for the search of the closest name */
+
+/* ---- numbers ----------------------------------------------------------------------------- */
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static bool parse_digits(const char *text, size_t length, uint64_t *value)
+{
+    uint64_t sum = 0;
+
+    if (length == 0) {
+        return false;
+    }
+    for (size_t i = 0; i < length; i++) {
+        uint64_t digit;
+
+        if (!is_digit(text[i])) {
+            return false;
+        }
+        digit = (uint64_t)(text[i] - '0');
+        if (sum > (UINT64_MAX - digit) / 10) {
+            return false;
+        }
+        sum = sum * 10 + digit;
+    }
+    *value = sum;
+    return true;
+}
+
+bool ctl_parse_u64(const char *text, uint64_t *value)
+{
+    return parse_digits(text, strlen(text), value);
+}
+
+static bool parse_size(const char *text, uint64_t *value)
+{
+    static const char suffixes[] = "KMG";
+    size_t length = strlen(text);
+    const char *suffix = length > 0 ? strchr(suffixes, text[length - 1]) : NULL;
+    unsigned shift = 0;
+    uint64_t number;
+
+    if (suffix != NULL && *suffix != '\0') {
+        shift = 10u * (unsigned)(suffix - suffixes + 1);
+        length--;
+    }
+    if (!parse_digits(text, length, &number) || number > (UINT64_MAX >> shift)) {
+        return false;
+    }
+    *value = number << shift;
+    return true;
+}
+
+/* strtof alone would take "inf", "nan", hexadecimal and leading space. */
+bool ctl_parse_float(const char *text, float *value)
+{
+    char *end;
+    float number;
+
+    if (*text == '\0' || text[strspn(text, "0123456789.eE+-")] != '\0') {
+        return false;
+    }
+    number = strtof(text, &end);
+    if (*end != '\0' || end == text || !(number >= -3.0e38f && number <= 3.0e38f)) {
+        return false;
+    }
+    *value = number;
+    return true;
+}
+
+/* ---- the closest name -------------------------------------------------------------------- */
+
+/* Levenshtein distance over one row; words are cut at MAX_NAME_BYTES. */
+static size_t edit_distance(const char *a, const char *b)
+{
+    size_t row[MAX_NAME_BYTES + 1];
+    size_t a_length = strlen(a) < MAX_NAME_BYTES ? strlen(a) : MAX_NAME_BYTES;
+    size_t b_length = strlen(b) < MAX_NAME_BYTES ? strlen(b) : MAX_NAME_BYTES;
+
+    for (size_t j = 0; j <= b_length; j++) {
+        row[j] = j;
+    }
+    for (size_t i = 1; i <= a_length; i++) {
+        size_t diagonal = row[0];
+
+        row[0] = i;
+        for (size_t j = 1; j <= b_length; j++) {
+            size_t best = diagonal + (a[i - 1] == b[j - 1] ? 0u : 1u);
+
+            diagonal = row[j];
+            best = row[j] + 1 < best ? row[j] + 1 : best;
+            row[j] = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+        }
+    }
+    return row[b_length];
+}
+
+const char *ctl_closest(const char *text, const char *const *names, size_t count)
+{
+    const char *closest = names[0];
+    size_t best = edit_distance(text, names[0]);
+
+    for (size_t i = 1; i < count; i++) {
+        size_t distance = edit_distance(text, names[i]);
+
+        if (distance < best) {
+            best = distance;
+            closest = names[i];
+        }
+    }
+    return closest;
+}
+
+static const char *closest_option(const struct ctl_command *command, const char *text)
+{
+    const char *names[MAX_OPTIONS] = { "help" };
+    size_t count = 1;
+
+    for (size_t g = 0; g < command->group_count; g++) {
+        for (size_t i = 0; i < command->groups[g].count && count < MAX_OPTIONS; i++) {
+            names[count++] = command->groups[g].options[i].name;
+        }
+    }
+    return ctl_closest(text, names, count);
+}
+
+/* ---- errors ------------------------------------------------------------------------------ */
+
+int ctl_usage_error(const char *command, const char *format, ...)
+{
+    va_list args;
+
+    (void)fprintf(stderr, "colibrictl: %s%s", command, *command != '\0' ? ": " : "");
+    va_start(args, format);
+    (void)vfprintf(stderr, format, args);
+    va_end(args);
+    (void)fprintf(stderr, " (error %d %s)\nTry 'colibrictl %s%s--help'.\n", COLIBRI_ERR_ARGUMENT,
+                  ctl_code_name(COLIBRI_ERR_ARGUMENT), command, *command != '\0' ? " " : "");
+    return COLIBRI_ERR_ARGUMENT;
+}
+
+/* ---- values ------------------------------------------------------------------------------ */
+
+/* Index of `text` among the words of "a|b|c", or -1. */
+static int choice_index(const char *words, const char *text)
+{
+    size_t length = strlen(text);
+    int index = 0;
+
+    for (const char *word = words;; index++) {
+        size_t word_length = strcspn(word, "|");
+
+        if (word_length == length && memcmp(word, text, length) == 0) {
+            return index;
+        }
+        if (word[word_length] == '\0') {
+            return -1;
+        }
+        word += word_length + 1;
+    }
+}
+
+static bool in_range(const struct ctl_option *option, double value)
+{
+    return value >= option->low && value <= option->high;
+}
+
+static int store_integer(const struct ctl_command *command, const struct ctl_option *option,
+                         const char *text, char *target)
+{
+    bool size = option->kind == CTL_SIZE;
+    uint64_t number;
+    uint32_t narrow;
+
+    if (size ? !parse_size(text, &number) : !ctl_parse_u64(text, &number)) {
+        return ctl_usage_error(command->name,
+                               "--%s: '%s' is not a whole number %s; give one in %.0f..%.0f",
+                               option->name, text,
+                               size ? "of bytes (an ending of K, M or G is allowed)"
+                                    : "without sign that fits 64 bits",
+                               option->low, option->high);
+    }
+    if (option->kind != CTL_U64 && !in_range(option, (double)number)) {
+        return ctl_usage_error(command->name, "--%s: %s is outside %.0f..%.0f", option->name, text,
+                               option->low, option->high);
+    }
+    if (option->kind == CTL_U32) {
+        narrow = (uint32_t)number;
+        memcpy(target, &narrow, sizeof narrow);
+    } else {
+        memcpy(target, &number, sizeof number);
+    }
+    return 0;
+}
+
+static int store_float(const struct ctl_command *command, const struct ctl_option *option,
+                       const char *text, char *target)
+{
+    float number;
+
+    if (!ctl_parse_float(text, &number)) {
+        return ctl_usage_error(command->name,
+                               "--%s: '%s' is not a decimal number; give one in %g..%g",
+                               option->name, text, option->low, option->high);
+    }
+    if (!in_range(option, (double)number)) {
+        return ctl_usage_error(command->name, "--%s: %s is outside %g..%g", option->name, text,
+                               option->low, option->high);
+    }
+    memcpy(target, &number, sizeof number);
+    return 0;
+}
+
+static int store_choice(const struct ctl_command *command, const struct ctl_option *option,
+                        const char *text, char *target)
+{
+    int index = choice_index(option->value, text);
+    uint32_t number;
+
+    if (index < 0) {
+        return ctl_usage_error(command->name, "--%s: '%s' is not one of %s", option->name, text,
+                               option->value);
+    }
+    number = (uint32_t)index;
+    memcpy(target, &number, sizeof number);
+    return 0;
+}
+
+static int store(const struct ctl_command *command, const struct ctl_group *group,
+                 const struct ctl_option *option, const char *text)
+{
+    char *target = (char *)group->values + option->offset;
+    bool on = true;
+
+    switch (option->kind) {
+    case CTL_FLAG:
+        memcpy(target, &on, sizeof on);
+        return 0;
+    case CTL_TEXT:
+        memcpy(target, &text, sizeof text);
+        return 0;
+    case CTL_FLOAT:
+        return store_float(command, option, text, target);
+    case CTL_CHOICE:
+        return store_choice(command, option, text, target);
+    case CTL_U32:
+    case CTL_U64:
+    case CTL_SIZE:
+        break;
+    }
+    return store_integer(command, option, text, target);
+}
+
+static int store_defaults(const struct ctl_command *command)
+{
+    for (size_t g = 0; g < command->group_count; g++) {
+        const struct ctl_group *group = &command->groups[g];
+
+        for (size_t i = 0; i < group->count; i++) {
+            const struct ctl_option *option = &group->options[i];
+            int code = option->fallback == NULL
+                           ? 0
+                           : store(command, group, option, option->fallback);
+
+            if (code != 0) {
+                return code;
+            }
+        }
+    }
+    return 0;
+}
+
+/* ---- help -------------------------------------------------------------------------------- */
+
+static void print_range(const struct ctl_option *option)
+{
+    if (option->kind == CTL_U32 || option->kind == CTL_SIZE) {
+        (void)printf(" [%.0f..%.0f%s]", option->low, option->high,
+                     option->kind == CTL_SIZE ? "; K, M, G" : "");
+    } else if (option->kind == CTL_FLOAT) {
+        (void)printf(" [%g..%g]", option->low, option->high);
+    }
+    if (option->fallback != NULL) {
+        (void)printf(" (default %s)", option->fallback);
+    }
+}
+
+static void print_option(const struct ctl_option *option)
+{
+    char left[64];
+    char letter[5] = "    ";
+
+    if (option->letter != '\0') {
+        (void)snprintf(letter, sizeof letter, "-%c, ", option->letter);
+    }
+    (void)snprintf(left, sizeof left, "%s--%s%s%s", letter, option->name,
+                   option->kind == CTL_FLAG ? "" : " ", option->kind == CTL_FLAG ? "" : option->value);
+    (void)printf("  %-30s %s", left, option->help);
+    print_range(option);
+    (void)printf("\n");
+}
+
+static void print_help(const struct ctl_command *command)
+{
+    (void)printf("usage: colibrictl %s %s\n\n%s\n", command->name, command->synopsis,
+                 command->summary);
+    for (size_t g = 0; g < command->group_count; g++) {
+        (void)printf("\n%s:\n", command->groups[g].title);
+        for (size_t i = 0; i < command->groups[g].count; i++) {
+            print_option(&command->groups[g].options[i]);
+        }
+    }
+    (void)printf("\n  -h, --help                     this text\n");
+    if (command->notes != NULL) {
+        (void)printf("\n%s", command->notes);
+    }
+    ctl_print_exit_codes();
+}
+
+/* ---- the parser -------------------------------------------------------------------------- */
+
+struct cursor {
+    const struct ctl_command *command;
+    int argc;
+    char *const *argv;
+    int next; /* index of the argument that is read next */
+};
+
+/* A long name (length bytes) when letter is 0, else a short one. */
+static const struct ctl_option *find_option(const struct ctl_command *command, const char *name,
+                                            size_t length, char letter,
+                                            const struct ctl_group **group)
+{
+    for (size_t g = 0; g < command->group_count; g++) {
+        *group = &command->groups[g];
+        for (size_t i = 0; i < (*group)->count; i++) {
+            const struct ctl_option *option = &(*group)->options[i];
+            bool equal = letter != '\0' ? option->letter == letter
+                                        : strlen(option->name) == length &&
+                                              memcmp(option->name, name, length) == 0;
+
+            if (equal) {
+                return option;
+            }
+        }
+    }
+    return NULL;
+}
+
+/* attached: text behind "=" or behind a one-letter option; NULL when there is none. */
+static int take_option(struct cursor *at, const struct ctl_group *group,
+                       const struct ctl_option *option, const char *attached)
+{
+    if (option->kind == CTL_FLAG) {
+        if (attached != NULL) {
+            return ctl_usage_error(at->command->name, "--%s takes no value, got '%s'", option->name,
+                                   attached);
+        }
+        return store(at->command, group, option, NULL);
+    }
+    if (attached == NULL) {
+        if (at->next >= at->argc) {
+            return ctl_usage_error(at->command->name, "--%s needs a value: %s", option->name,
+                                   option->value);
+        }
+        attached = at->argv[at->next++];
+    }
+    return store(at->command, group, option, attached);
+}
+
+static int take_long(struct cursor *at, const char *argument)
+{
+    const char *name = argument + 2;
+    size_t length = strcspn(name, "=");
+    const struct ctl_group *group = NULL;
+    const struct ctl_option *option = find_option(at->command, name, length, '\0', &group);
+
+    if (option == NULL) {
+        char word[MAX_NAME_BYTES + 1];
+
+        (void)snprintf(word, sizeof word, "%.*s", length > MAX_NAME_BYTES ? (int)MAX_NAME_BYTES
+                                                                         : (int)length, name);
+        return ctl_usage_error(at->command->name, "unknown option --%s; the closest one is --%s",
+                               word, closest_option(at->command, word));
+    }
+    return take_option(at, group, option, name[length] == '=' ? name + length + 1 : NULL);
+}
+
+static int take_short(struct cursor *at, const char *argument)
+{
+    const struct ctl_group *group = NULL;
+    const struct ctl_option *option = find_option(at->command, NULL, 0, argument[1], &group);
+
+    if (option == NULL) {
+        return ctl_usage_error(at->command->name, "unknown option %s; the closest one is --%s",
+                               argument, closest_option(at->command, argument + 1));
+    }
+    return take_option(at, group, option, argument[2] != '\0' ? argument + 2 : NULL);
+}
+
+static int take_positional(const struct ctl_command *command, const char *argument, size_t *count,
+                           const char **positionals)
+{
+    if (*count >= command->positionals_max) {
+        return ctl_usage_error(command->name,
+                               "unexpected argument '%s'; quote texts that contain spaces", argument);
+    }
+    positionals[(*count)++] = argument;
+    return 0;
+}
+
+static bool is_help(const char *argument)
+{
+    return strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0;
+}
+
+static int take_argument(struct cursor *at, const char *argument, bool literal, size_t *count,
+                         const char **positionals)
+{
+    /* "-" alone is standard input, never an option */
+    if (literal || argument[0] != '-' || argument[1] == '\0') {
+        return take_positional(at->command, argument, count, positionals);
+    }
+    if (is_help(argument)) {
+        print_help(at->command);
+        return CTL_HELP_SHOWN;
+    }
+    return argument[1] == '-' ? take_long(at, argument) : take_short(at, argument);
+}
+
+int ctl_parse(const struct ctl_command *command, int argc, char *const *argv,
+              const char **positionals)
+{
+    struct cursor at = { .command = command, .argc = argc, .argv = argv, .next = 0 };
+    size_t count = 0;
+    bool literal = false;
+    int code = store_defaults(command);
+
+    for (size_t i = 0; i < CTL_MAX_POSITIONALS; i++) {
+        positionals[i] = NULL;
+    }
+    while (code == 0 && at.next < argc) {
+        const char *argument = argv[at.next++];
+
+        if (!literal && strcmp(argument, "--") == 0) {
+            literal = true;
+        } else {
+            code = take_argument(&at, argument, literal, &count, positionals);
+        }
+    }
+    if (code == 0 && count < command->positionals_min) {
+        return ctl_usage_error(command->name, "%s is missing; usage: colibrictl %s %s",
+                               command->positional_names[count], command->name, command->synopsis);
+    }
+    return code;
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: MIT */
+#define _POSIX_C_SOURCE 200809L
+
+#include "output.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../src/spec.h"
+#include "options.h"
+#include "signals.h"
+
+#define STATUS_BYTES 8192u /* /proc/self/status is about 1.5 KiB */
+
+const char *ctl_code_name(int code)
+{
+    switch (code) {
+#define CASE(number, exit_code, name, text) \
+    case number:                            \
+        return name;
+        CB_ERROR_TABLE(CASE)
+#undef CASE
+    default:
+        return "unknown";
+    }
+}
+
+int ctl_fail(const char *thing, const colibri_error *error)
+{
+    (void)fprintf(stderr, "colibrictl: %s: %s (error %d %s", thing,
+                  error->message[0] != '\0' ? error->message : colibri_strerror(error->code),
+                  (int)error->code, ctl_code_name(error->code));
+    if (error->offset >= 0) {
+        (void)fprintf(stderr, ", file offset %lld", (long long)error->offset);
+    }
+    (void)fprintf(stderr, ")\n");
+    return colibri_exit_code(error->code);
+}
+
+int ctl_fail_message(const char *thing, int code, const char *format, ...)
+{
+    colibri_error error = { .code = code, .offset = -1 };
+    va_list args;
+
+    va_start(args, format);
+    (void)vsnprintf(error.message, sizeof error.message, format, args);
+    va_end(args);
+    return ctl_fail(thing, &error);
+}
+
+void ctl_print_exit_codes(void)
+{
+    (void)printf("\nExit codes: 0 ok, 1 failed while running, 2 wrong usage, 3 model file damaged or "
+                 "not verified,\n            4 memory budget too small, 5 environment (memory, "
+                 "locks, threads, instruction set).\n");
+}
+
+int ctl_write(int fd, const char *bytes, size_t length, colibri_error *error)
+{
+    while (length > 0) {
+        ssize_t done = write(fd, bytes, length);
+
+        if (done >= 0) {
+            bytes += done;
+            length -= (size_t)done;
+        } else if (errno == EINTR && ctl_signal_caught() != 0) {
+            error->code = COLIBRI_ERR_CANCELLED;
+            error->offset = -1;
+            (void)snprintf(error->message, sizeof error->message, "interrupted by signal %d",
+                           ctl_signal_caught());
+            return error->code;
+        } else if (errno != EINTR) {
+            error->code = COLIBRI_ERR_IO;
+            error->offset = -1;
+            (void)snprintf(error->message, sizeof error->message, "standard output: %s%s",
+                           strerror(errno), errno == EPIPE ? ": the reader closed it" : "");
+            return error->code;
+        }
+    }
+    return 0;
+}
+
+int ctl_finish_stdout(void)
+{
+    if (fflush(stdout) != 0 || ferror(stdout) != 0) {
+        return ctl_fail_message("standard output", COLIBRI_ERR_IO, "%s", strerror(errno));
+    }
+    return 0;
+}
+
+void ctl_hex(const uint8_t hash[32], char text[CTL_HEX_BYTES])
+{
+    static const char digits[] = "0123456789abcdef";
+
+    for (size_t i = 0; i < 32; i++) {
+        text[2 * i] = digits[hash[i] >> 4];
+        text[2 * i + 1] = digits[hash[i] & 15];
+    }
+    text[CTL_HEX_BYTES - 1] = '\0';
+}
+
+static size_t read_status(char *text, size_t capacity)
+{
+    int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    size_t length = 0;
+    ssize_t done = 1;
+
+    if (fd < 0) {
+        return 0;
+    }
+    while (done > 0 && length < capacity - 1) {
+        done = read(fd, text + length, capacity - 1 - length);
+        length += done > 0 ? (size_t)done : 0;
+    }
+    (void)close(fd);
+    text[length] = '\0';
+    return length;
+}
+
+uint64_t ctl_status_bytes(const char *row)
+{
+    char text[STATUS_BYTES];
+    const char *at = read_status(text, sizeof text) > 0 ? strstr(text, row) : NULL;
+    uint64_t kib = 0;
+
+    if (at == NULL) {
+        return 0;
+    }
+    at += strlen(row);
+    at += strspn(at, " \t");
+    for (; *at >= '0' && *at <= '9'; at++) {
+        kib = kib * 10 + (uint64_t)(*at - '0');
+    }
+    return kib * 1024;
+}
+
+double ctl_seconds(void)
+{
+    struct timespec now = { 0 };
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: MIT */
+#define _POSIX_C_SOURCE 200809L
+
+#include "signals.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EXIT_TAMPERED 3 /* exit code of [exit_codes] tampered in engine/spec/format.toml */
+
+/* The one global of the commands: a handler has no other way to its session. */
+static struct {
+    volatile sig_atomic_t caught;
+    colibri_session *volatile session;
+} watched;
+
+/* A page of the mapped file that is no longer there. Only async-signal-safe calls; the process
+ * cannot go on, because the instruction that failed would run again. */
+static void on_bus_error(int number)
+{
+    static const char message[] =
+        "colibrictl: model file shrank while mapped (or its storage failed): replace model files by "
+        "rename, never in place (error -4 truncated)\n";
+    ssize_t done = write(STDERR_FILENO, message, sizeof message - 1);
+
+    (void)done;
+    (void)number;
+    _exit(EXIT_TAMPERED);
+}
+
+static void on_stop(int number)
+{
+    colibri_session *session = watched.session;
+
+    watched.caught = number;
+    if (session != NULL) {
+        colibri_session_cancel(session);
+    }
+}
+
+static void handle(int number, void (*handler)(int), int flags)
+{
+    struct sigaction action;
+
+    memset(&action, 0, sizeof action);
+    action.sa_handler = handler;
+    action.sa_flags = flags;
+    (void)sigemptyset(&action.sa_mask);
+    (void)sigaction(number, &action, NULL);
+}
+
+void ctl_signals_init(void)
+{
+    /* A closed standard output stays an error: this descriptor cannot be written to. */
+    static const int modes[3] = { O_WRONLY, O_RDONLY, O_WRONLY };
+
+    for (int fd = 0; fd < 3; fd++) {
+        if (fcntl(fd, F_GETFD) < 0) {
+            int opened = open("/dev/null", modes[fd]);
+
+            (void)opened;
+        }
+    }
+    handle(SIGPIPE, SIG_IGN, 0);
+    handle(SIGBUS, on_bus_error, 0);
+}
+
+void ctl_signals_watch(colibri_session *session)
+{
+    watched.session = session;
+    /* no SA_RESTART: a blocked write must return; SA_RESETHAND: the second signal ends it */
+    handle(SIGINT, on_stop, (int)SA_RESETHAND);
+    handle(SIGTERM, on_stop, (int)SA_RESETHAND);
+}
+
+void ctl_signals_unwatch(void)
+{
+    handle(SIGINT, SIG_DFL, 0);
+    handle(SIGTERM, SIG_DFL, 0);
+    watched.session = NULL;
+}
+
+int ctl_signal_caught(void)
+{
+    return (int)watched.caught;
+}
