@@ -200,8 +200,7 @@ def library_path() -> Path:
     if not path.is_file():
         raise ColibriError(
             Code.OPEN,
-            f"native library {path}: no such file; build the engine, or name the library in "
-            f"${LIBRARY_VARIABLE}",
+            f"native library {path}: no such file; build the engine, or name the library in ${LIBRARY_VARIABLE}",
         )
     return path
 
@@ -234,8 +233,7 @@ def _load(path: Path) -> ctypes.CDLL:
         except AttributeError as error:
             raise ColibriError(
                 Code.ABI,
-                f"native library {path}: has no {name}; "
-                "install the library and the package of one release",
+                f"native library {path}: has no {name}; install the library and the package of one release",
             ) from error
         function.restype = result
         function.argtypes = arguments

@@ -322,9 +322,7 @@ class Session:
         self._handle: ctypes.c_void_p | None = None
         handle = ctypes.c_void_p()
         error = _ffi.ErrorStruct()
-        code = self._library.colibri_session_create(
-            engine.handle, ctypes.byref(handle), ctypes.byref(error)
-        )
+        code = self._library.colibri_session_create(engine.handle, ctypes.byref(handle), ctypes.byref(error))
         _ffi.check(code, error)
         self._handle = handle
 
@@ -408,18 +406,14 @@ class Session:
         sampler.min_p = min_p
         sampler.seed = seed
         error = _ffi.ErrorStruct()
-        code = self._library.colibri_session_set_sampler(
-            self._open, ctypes.byref(sampler), ctypes.byref(error)
-        )
+        code = self._library.colibri_session_set_sampler(self._open, ctypes.byref(sampler), ctypes.byref(error))
         _ffi.check(code, error)
 
     def sample(self) -> int:
         """The next id by the sampler, from the current logits; it is not appended."""
         token = ctypes.c_int32()
         error = _ffi.ErrorStruct()
-        code = self._library.colibri_session_sample(
-            self._open, ctypes.byref(token), ctypes.byref(error)
-        )
+        code = self._library.colibri_session_sample(self._open, ctypes.byref(token), ctypes.byref(error))
         _ffi.check(code, error)
         return token.value
 
@@ -430,9 +424,7 @@ class Session:
     def routing(self, layer: int) -> list[list[int]]:
         """Expert ids of the last batch: [tokens][top_k]; empty for a dense layer."""
         tokens, ranks = ctypes.c_uint32(), ctypes.c_uint32()
-        ids = self._library.colibri_session_routing(
-            self._open, layer, ctypes.byref(tokens), ctypes.byref(ranks)
-        )
+        ids = self._library.colibri_session_routing(self._open, layer, ctypes.byref(tokens), ctypes.byref(ranks))
         if not ids:
             return []
         k = ranks.value
@@ -511,9 +503,7 @@ def parse_ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ColibriError(
-            Code.ARGUMENT, f"--ids {text!r}; write integers with commas: 1,2,3"
-        ) from None
+        raise ColibriError(Code.ARGUMENT, f"--ids {text!r}; write integers with commas: 1,2,3") from None
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -550,9 +540,7 @@ def run_command(args: argparse.Namespace) -> int:
         digest = hashlib.sha256()
         decoder = Utf8Decoder()
         ids: list[int] = []
-        for token in session.generate(
-            args.tokens, stop_at_end=not args.ignore_end, on_logits=digest.update
-        ):
+        for token in session.generate(args.tokens, stop_at_end=not args.ignore_end, on_logits=digest.update):
             ids.append(token)
             if not (engine.is_end(token) or engine.is_special(token)):
                 sys.stdout.write(decoder.feed(engine.token_bytes(token)))

@@ -60,8 +60,7 @@ _GELU_INNER = np.float32(float.fromhex("0x1.6e4e26p-5"))
 _TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
 _ROUNDER_64 = float.fromhex("0x1.8p52")
 _HALF_PI = tuple(
-    float.fromhex(text)
-    for text in ("0x1.921fb54400000p+0", "0x1.0b4611a600000p-34", "0x1.3198a2e037073p-69")
+    float.fromhex(text) for text in ("0x1.921fb54400000p+0", "0x1.0b4611a600000p-34", "0x1.3198a2e037073p-69")
 )
 _SIN = tuple(  # s7 … s1
     float.fromhex(text)
@@ -96,8 +95,7 @@ class NonFiniteError(ColibriError):
     def __init__(self, what: str) -> None:
         super().__init__(
             Code.NON_FINITE,
-            f"{what}: infinite or not a number; the limit is any finite value; "
-            "check the weights and the input ids",
+            f"{what}: infinite or not a number; the limit is any finite value; check the weights and the input ids",
         )
 
 
@@ -428,9 +426,7 @@ def route(logits: F32, rule: RouterRule, selection_bias: F32 | None = None) -> t
     weights: AnyArray
     chosen = np.take_along_axis(logits, ids, axis=1)
     by_sum = rule.normalise == RouterNormalise.SUM
-    if rule.score == RouterScore.SOFTMAX_CHOSEN or (
-        rule.score == RouterScore.SOFTMAX_ALL and by_sum
-    ):
+    if rule.score == RouterScore.SOFTMAX_CHOSEN or (rule.score == RouterScore.SOFTMAX_ALL and by_sum):
         e = exp(chosen - chosen[:, :1])
         weights = e / reduce8(e)[:, None]
     elif rule.score == RouterScore.SOFTMAX_ALL:

@@ -155,9 +155,7 @@ def _measure(blocks: Iterable[object]) -> tuple[_Shape, list[AttentionBlock]]:
             shape.top_k = max(shape.top_k, block.top_k)
             shape.extents += block.experts
     if shape.layers == 0 or shape.hidden == 0:
-        raise ColibriError(
-            Code.RECORD, "plan: the records have no model or no layer block; verify the file first"
-        )
+        raise ColibriError(Code.RECORD, "plan: the records have no model or no layer block; verify the file first")
     return shape, attentions
 
 
@@ -208,9 +206,7 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
     """
     shape, attentions = _measure(blocks)
     if options.kv not in KV_ELEMENT_BYTES:
-        raise ColibriError(
-            Code.ARGUMENT, f"plan: kv is {options.kv!r}; use one of {', '.join(KV_ELEMENT_BYTES)}"
-        )
+        raise ColibriError(Code.ARGUMENT, f"plan: kv is {options.kv!r}; use one of {', '.join(KV_ELEMENT_BYTES)}")
     element = KV_ELEMENT_BYTES[options.kv]
     context = min(shape.context, DEFAULT_CONTEXT_TOKENS)
     t = _option("context_tokens", options.context_tokens, context, shape.context)
@@ -221,8 +217,7 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
 
     buf = buffer_bytes
     kv = s * sum(
-        buf(a.kv_heads * t * a.head_dim * element) + buf(a.kv_heads * t * a.value_dim * element)
-        for a in attentions
+        buf(a.kv_heads * t * a.head_dim * element) + buf(a.kv_heads * t * a.value_dim * element) for a in attentions
     )
     activation = _activation(shape, t, b, s, n)
     table = (
