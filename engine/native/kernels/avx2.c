@@ -128,14 +128,17 @@ INLINE void int4_panel(const uint8_t *w, const struct cb_quantized *x, size_t fi
     const int32_t *s = x->s + first * groups;
     __m256 acc[BATCH];
 
+    CB_UNROLL
     for (size_t t = 0; t < tokens; t++)
         acc[t] = _mm256_setzero_ps();
     for (size_t g = 0; g < groups; g++, w += CB_INT4_BLOCK_BYTES, q += COLUMNS) {
         __m256i sum[BATCH];
+        CB_UNROLL
         for (size_t i = 0; i < 4; i++) {
             const __m256i both = load_bytes(w + 32 * i);
             const __m256i lo = _mm256_and_si256(both, low);
             const __m256i hi = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+            CB_UNROLL
             for (size_t t = 0; t < tokens; t++) {
                 const int8_t *qt = q + t * groups * COLUMNS;
                 __m256i a = _mm256_maddubs_epi16(lo, broadcast4(qt + 4 * i));
@@ -145,12 +148,14 @@ INLINE void int4_panel(const uint8_t *w, const struct cb_quantized *x, size_t fi
             }
         }
         const __m256 scales = load_f16(w + 128);
+        CB_UNROLL
         for (size_t t = 0; t < tokens; t++) {
             __m256i correction = _mm256_slli_epi32(_mm256_set1_epi32(s[t * groups + g]), 3);
             __m256i isum = _mm256_sub_epi32(_mm256_madd_epi16(sum[t], ones), correction);
             acc[t] = add_group(acc[t], isum, scales, d[t * groups + g]);
         }
     }
+    CB_UNROLL
     for (size_t t = 0; t < tokens; t++)
         _mm256_storeu_ps(y + (first + t) * y_stride, acc[t]);
 }
@@ -168,13 +173,16 @@ INLINE void int8_panel(const uint8_t *w, const struct cb_quantized *x, size_t fi
     const float *d = x->d + first * groups;
     __m256 acc[BATCH];
 
+    CB_UNROLL
     for (size_t t = 0; t < tokens; t++)
         acc[t] = _mm256_setzero_ps();
     for (size_t g = 0; g < groups; g++, w += CB_INT8_BLOCK_BYTES, q += COLUMNS) {
         __m256i sum[BATCH];
+        CB_UNROLL
         for (size_t i = 0; i < 8; i++) {
             const __m256i weights = load_bytes(w + 32 * i);
             const __m256i magnitude = _mm256_abs_epi8(weights);
+            CB_UNROLL
             for (size_t t = 0; t < tokens; t++) {
                 __m256i v = broadcast4(q + t * groups * COLUMNS + 4 * i);
                 v = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(v, weights));
@@ -183,9 +191,11 @@ INLINE void int8_panel(const uint8_t *w, const struct cb_quantized *x, size_t fi
             }
         }
         const __m256 scales = load_f16(w + 256);
+        CB_UNROLL
         for (size_t t = 0; t < tokens; t++)
             acc[t] = add_group(acc[t], sum[t], scales, d[t * groups + g]);
     }
+    CB_UNROLL
     for (size_t t = 0; t < tokens; t++)
         _mm256_storeu_ps(y + (first + t) * y_stride, acc[t]);
 }
@@ -234,18 +244,24 @@ INLINE void float_panels(const void *w, size_t first_panel, size_t panels, size_
                          const float *x, size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
     __m256 acc[BATCH][BATCH];
+    CB_UNROLL
     for (size_t p = 0; p < panels; p++)
+        CB_UNROLL
         for (size_t t = 0; t < tokens; t++)
             acc[p][t] = _mm256_setzero_ps();
     for (size_t k = 0; k < columns; k++)
+        CB_UNROLL
         for (size_t p = 0; p < panels; p++) {
             const __m256 v = load_elements(w, ((first_panel + p) * columns + k) * ROWS, kind);
+            CB_UNROLL
             for (size_t t = 0; t < tokens; t++) {
                 __m256 product = _mm256_mul_ps(v, _mm256_set1_ps(x[t * x_stride + k]));
                 acc[p][t] = _mm256_add_ps(acc[p][t], product);
             }
         }
+    CB_UNROLL
     for (size_t p = 0; p < panels; p++)
+        CB_UNROLL
         for (size_t t = 0; t < tokens; t++)
             _mm256_storeu_ps(y + t * y_stride + (first_panel + p) * ROWS, acc[p][t]);
 }
@@ -461,15 +477,18 @@ INLINE void score_rows(const float *q, const void *k, size_t first, size_t rows,
 {
     __m256 p[BATCH];
     size_t i = 0;
+    CB_UNROLL
     for (size_t j = 0; j < rows; j++)
         p[j] = _mm256_setzero_ps();
     for (; i + 8 <= dim; i += 8) {
         const __m256 v = _mm256_loadu_ps(q + i);
+        CB_UNROLL
         for (size_t j = 0; j < rows; j++) {
             const __m256 key = load_elements(k, (first + j) * dim + i, kind);
             p[j] = _mm256_add_ps(p[j], _mm256_mul_ps(v, key));
         }
     }
+    CB_UNROLL
     for (size_t j = 0; j < rows; j++) {
         if (i < dim) {
             float last[8];
@@ -498,6 +517,7 @@ INLINE float softmax_terms(float *scores, size_t n)
             m = _mm256_max_ps(m, _mm256_loadu_ps(scores + j));
         float lanes[8];
         _mm256_storeu_ps(lanes, m);
+        CB_UNROLL
         for (size_t i = 0; i < 8; i++)
             highest = lanes[i] > highest ? lanes[i] : highest;
     }
@@ -525,15 +545,18 @@ INLINE void weigh_values(const float *e, const void *v, size_t positions, size_t
                          size_t c, size_t vectors, int kind, float sum, float *out)
 {
     __m256 o[8];
+    CB_UNROLL
     for (size_t i = 0; i < vectors; i++)
         o[i] = _mm256_setzero_ps();
     for (size_t j = 0; j < positions; j++) {
         const __m256 weight = _mm256_set1_ps(e[j]);
+        CB_UNROLL
         for (size_t i = 0; i < vectors; i++) {
             const __m256 value = load_elements(v, j * value_dim + c + 8 * i, kind);
             o[i] = _mm256_add_ps(o[i], _mm256_mul_ps(weight, value));
         }
     }
+    CB_UNROLL
     for (size_t i = 0; i < vectors; i++)
         _mm256_storeu_ps(out + c + 8 * i, _mm256_div_ps(o[i], _mm256_set1_ps(sum)));
 }

@@ -69,6 +69,9 @@ static inline float cb_bf16(uint16_t h)
     return cb_float((uint32_t)h << 16);
 }
 
+/* Before a loop of constant length over accumulators: unrolled, they stay in registers. */
+#define CB_UNROLL _Pragma("GCC unroll 8")
+
 /* Coefficients of exp, docs/arithmetic.md. */
 #define CB_EXP_LOG2E 0x1.715476p+0f
 #define CB_EXP_LN2_HIGH 0.693359375f

@@ -660,8 +660,8 @@ static void bench_matmul(const struct cb_kernels *k, uint8_t *w, int int8, size_
         return;
     fill_bytes(q, sizeof q);
     memset(y, 0, tokens * panels * 8 * sizeof *y);
-    const int repeat = bytes < BENCH_BYTES ? 200 : 1;
-    for (int i = 0; i < 5; i++) {
+    const int repeat = bytes < BENCH_BYTES ? 10 : 1, runs = bytes < BENCH_BYTES ? 60 : 5;
+    for (int i = 0; i < runs; i++) {
         double start = now_seconds();
         for (int j = 0; j < repeat; j++) {
             if (int8)
@@ -682,7 +682,7 @@ static void bench_matmul(const struct cb_kernels *k, uint8_t *w, int int8, size_
 
 static void bench_small(const struct cb_kernels *k)
 {
-    enum { N = 1024, POSITIONS = 512, DIM = 64, REPEAT = 300 };
+    enum { N = 1024, POSITIONS = 512, DIM = 64, REPEAT = 20 };
     static float x[N], y[N], z[N], scores[POSITIONS], out[DIM];
     static uint16_t key[POSITIONS * DIM], value[POSITIONS * DIM], half[N];
     static int8_t q[N];
@@ -699,7 +699,7 @@ static void bench_small(const struct cb_kernels *k)
                                         "attend_f16 512x64"};
     for (int which = 0; which < 6; which++) {
         double best = 1e9;
-        for (int i = 0; i < 5; i++) {
+        for (int i = 0; i < 60; i++) {
             double start = now_seconds();
             for (int j = 0; j < REPEAT; j++) {
                 switch (which) {
