@@ -80,9 +80,10 @@ class _Log:
         self.tee: TextIO | None = None
 
     def write(self, text: str) -> None:
-        self._file.write(text)
+        plain = text.replace("\r", "")
+        self._file.write(plain)
         if self.tee is not None:
-            self.tee.write(text.replace("\r", ""))
+            self.tee.write(plain)
 
     def flush(self) -> None:
         self._file.flush()

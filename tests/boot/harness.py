@@ -234,7 +234,7 @@ class Shell:
             self.console.send(f"stty -echo; PS1=; PS2=; printf '%s%s\\n' '{left}' '{right}'\n")
             try:
                 self.console.expect(
-                    left + right + r"\r?\n", timeout=_SYNC_SECONDS, what="the shell's answer"
+                    left + right + r"\r*\n", timeout=_SYNC_SECONDS, what="the shell's answer"
                 )
             except ConsoleTimeout:
                 continue
@@ -267,12 +267,12 @@ class Shell:
         )
         marker = left + right
         match = self.console.expect(
-            rf"(?s){marker}<\r?\n(.*?)\r?\n{marker}>(\d+)\.\r?\n",
+            rf"(?s){marker}<\r*\n(.*?)\r*\n{marker}>(\d+)\.\r*\n",
             timeout=timeout,
             what=f"{_shorten(command)!r} to end",
             allow=allow,
         )
-        result = Result(command, match.group(1).replace("\r\n", "\n"), int(match.group(2)))
+        result = Result(command, _unix_lines(match.group(1)), int(match.group(2)))
         if check and result.exit_code != 0:
             raise CommandFailed(
                 f"{_shorten(command)!r} ended with exit code {result.exit_code}: "
@@ -340,6 +340,11 @@ class Shell:
             raise UnexpectedOutput(
                 f"the guest says {first} * {second} = {answer!r}", self.console.log_path
             )
+
+
+def _unix_lines(text: str) -> str:
+    """Undo what the terminals on the way add: the guest's, and QEMU's own on top of it."""
+    return re.sub(r"\r+\n", "\n", text)
 
 
 def _shorten(command: str) -> str:
