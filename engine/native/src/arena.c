@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT */
+#include "arena.h"
+
+#include "common.h"
+
+#define BUFFER_ALIGN 64u
+#define BUFFER_GUARD 128u
+
+uint64_t cb_buffer_bytes(uint64_t bytes)
+{
+    return cb_up(bytes, BUFFER_ALIGN) + BUFFER_GUARD;
+}
+
+void *cb_arena_take(struct cb_arena *a, uint64_t bytes)
+{
+    uint64_t need = cb_buffer_bytes(bytes);
+    uint8_t *buffer;
+
+    if (need > a->mapping.bytes - a->used) {
+        a->overflow = 1;
+        return NULL;
+    }
+    buffer = a->mapping.base + a->used;
+    a->used += (size_t)need;
+    return buffer;
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The arena: one anonymous mapping, cut into buffers that begin on a cache line and have 128 zero
+ * bytes behind them. Its size is planned; nothing is ever given back before the model is closed.
+ */
+#ifndef CB_ARENA_H
+#define CB_ARENA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "colibri.h"
+#include "platform.h"
+
+struct cb_arena {
+    struct cb_mapping mapping;
+    size_t used;
+    int overflow; /* a buffer did not fit: the plan and the allocations differ */
+};
+
+/* Bytes that a buffer of `bytes` takes: buf(x) of docs/format.md, 8. */
+uint64_t cb_buffer_bytes(uint64_t bytes);
+/* Zeroed, 64-byte aligned; NULL (and overflow) when the plan has no room for it. */
+void *cb_arena_take(struct cb_arena *a, uint64_t bytes);
+
+#endif

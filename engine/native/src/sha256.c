@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: MIT */
+#include "sha256.h"
+
+#include <string.h>
+
+#include "colibri.h"
+#include "common.h"
+
+static const uint32_t K[64] = {
+    0x428a2f98u, 0x71374491u, 0xb5c0fbcfu, 0xe9b5dba5u, 0x3956c25bu, 0x59f111f1u, 0x923f82a4u,
+    0xab1c5ed5u, 0xd807aa98u, 0x12835b01u, 0x243185beu, 0x550c7dc3u, 0x72be5d74u, 0x80deb1feu,
+    0x9bdc06a7u, 0xc19bf174u, 0xe49b69c1u, 0xefbe4786u, 0x0fc19dc6u, 0x240ca1ccu, 0x2de92c6fu,
+    0x4a7484aau, 0x5cb0a9dcu, 0x76f988dau, 0x983e5152u, 0xa831c66du, 0xb00327c8u, 0xbf597fc7u,
+    0xc6e00bf3u, 0xd5a79147u, 0x06ca6351u, 0x14292967u, 0x27b70a85u, 0x2e1b2138u, 0x4d2c6dfcu,
+    0x53380d13u, 0x650a7354u, 0x766a0abbu, 0x81c2c92eu, 0x92722c85u, 0xa2bfe8a1u, 0xa81a664bu,
+    0xc24b8b70u, 0xc76c51a3u, 0xd192e819u, 0xd6990624u, 0xf40e3585u, 0x106aa070u, 0x19a4c116u,
+    0x1e376c08u, 0x2748774cu, 0x34b0bcb5u, 0x391c0cb3u, 0x4ed8aa4au, 0x5b9cca4fu, 0x682e6ff3u,
+    0x748f82eeu, 0x78a5636fu, 0x84c87814u, 0x8cc70208u, 0x90befffau, 0xa4506cebu, 0xbef9a3f7u,
+    0xc67178f2u};
+
+static inline uint32_t rotate(uint32_t x, unsigned n)
+{
+    return x >> n | x << (32 - n);
+}
+
+static inline uint32_t load_be(const uint8_t *p)
+{
+    uint32_t x;
+
+    memcpy(&x, p, sizeof x);
+    return __builtin_bswap32(x);
+}
+
+/* One round; the caller rotates the roles of the eight variables instead of moving them. */
+#define ROUND(a, b, c, d, e, f, g, h, i)                                                       \
+    do {                                                                                       \
+        uint32_t t = (h) + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) +                    \
+                     ((g) ^ ((e) & ((f) ^ (g)))) + K[i] + w[(i) & 15];                         \
+        (d) += t;                                                                              \
+        (h) = t + (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) +                             \
+              (((a) & (b)) | ((c) & ((a) | (b))));                                             \
+    } while (0)
+
+#define EXTEND(i)                                                                              \
+    (w[(i) & 15] += (rotate(w[((i) + 1) & 15], 7) ^ rotate(w[((i) + 1) & 15], 18) ^            \
+                     w[((i) + 1) & 15] >> 3) +                                                 \
+                    w[((i) + 9) & 15] +                                                        \
+                    (rotate(w[((i) + 14) & 15], 17) ^ rotate(w[((i) + 14) & 15], 19) ^         \
+                     w[((i) + 14) & 15] >> 10))
+
+static void compress_portable(uint32_t state[8], const uint8_t *data, size_t blocks)
+{
+    for (; blocks > 0; blocks--, data += 64) {
+        uint32_t w[16];
+        uint32_t a = state[0], b = state[1], c = state[2], d = state[3];
+        uint32_t e = state[4], f = state[5], g = state[6], h = state[7];
+        unsigned i;
+
+        for (i = 0; i < 16; i++)
+            w[i] = load_be(data + 4 * i);
+        for (i = 0; i < 64; i += 8) {
+            if (i >= 16) {
+                unsigned j;
+
+                for (j = i; j < i + 8; j++)
+                    EXTEND(j);
+            }
+            ROUND(a, b, c, d, e, f, g, h, i);
+            ROUND(h, a, b, c, d, e, f, g, i + 1);
+            ROUND(g, h, a, b, c, d, e, f, i + 2);
+            ROUND(f, g, h, a, b, c, d, e, i + 3);
+            ROUND(e, f, g, h, a, b, c, d, i + 4);
+            ROUND(d, e, f, g, h, a, b, c, i + 5);
+            ROUND(c, d, e, f, g, h, a, b, i + 6);
+            ROUND(b, c, d, e, f, g, h, a, i + 7);
+        }
+        state[0] += a;
+        state[1] += b;
+        state[2] += c;
+        state[3] += d;
+        state[4] += e;
+        state[5] += f;
+        state[6] += g;
+        state[7] += h;
+    }
+}
+
+static cb_sha256_compress *const compress = compress_portable;
+
+void cb_sha256_init(struct cb_sha256 *s)
+{
+    static const uint32_t start[8] = {0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
+                                      0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
+
+    memset(s, 0, sizeof *s);
+    memcpy(s->h, start, sizeof start);
+}
+
+void cb_sha256_update(struct cb_sha256 *s, const void *data, size_t size)
+{
+    const uint8_t *p = data;
+    size_t held = (size_t)(s->bytes % 64);
+
+    if (size == 0)
+        return;
+    s->bytes += size;
+    if (held > 0) {
+        size_t part = 64 - held < size ? 64 - held : size;
+
+        memcpy(s->block + held, p, part);
+        p += part;
+        size -= part;
+        if (held + part < 64)
+            return;
+        compress(s->h, s->block, 1);
+    }
+    compress(s->h, p, size / 64);
+    memcpy(s->block, p + size / 64 * 64, size % 64);
+}
+
+void cb_sha256_final(struct cb_sha256 *s, uint8_t out[32])
+{
+    uint64_t bits = __builtin_bswap64(s->bytes * 8);
+    size_t held = (size_t)(s->bytes % 64);
+    unsigned i;
+
+    s->block[held++] = 0x80;
+    if (held > 56) {
+        memset(s->block + held, 0, 64 - held);
+        compress(s->h, s->block, 1);
+        held = 0;
+    }
+    memset(s->block + held, 0, 56 - held);
+    memcpy(s->block + 56, &bits, sizeof bits);
+    compress(s->h, s->block, 1);
+    for (i = 0; i < 8; i++) {
+        uint32_t word = __builtin_bswap32(s->h[i]);
+
+        memcpy(out + 4 * i, &word, sizeof word);
+    }
+}
+
+void cb_sha256(const void *data, size_t size, uint8_t out[32])
+{
+    struct cb_sha256 s;
+
+    cb_sha256_init(&s);
+    cb_sha256_update(&s, data, size);
+    cb_sha256_final(&s, out);
+}
+
+/* The public state is opaque and larger; it is copied in and out, so no type is punned. */
+_Static_assert(sizeof(struct cb_sha256) <= sizeof(colibri_sha256), "colibri_sha256 holds the state");
+
+void colibri_sha256_init(colibri_sha256 *state)
+{
+    struct cb_sha256 s;
+
+    cb_sha256_init(&s);
+    memset(state, 0, sizeof *state);
+    memcpy(state, &s, sizeof s);
+}
+
+void colibri_sha256_update(colibri_sha256 *state, const void *data, size_t length)
+{
+    struct cb_sha256 s;
+
+    memcpy(&s, state, sizeof s);
+    cb_sha256_update(&s, data, length);
+    memcpy(state, &s, sizeof s);
+}
+
+void colibri_sha256_final(colibri_sha256 *state, uint8_t out[32])
+{
+    struct cb_sha256 s;
+
+    memcpy(&s, state, sizeof s);
+    cb_sha256_final(&s, out);
+    memset(state, 0, sizeof *state);
+}
