@@ -5,6 +5,8 @@
  *
  *   checkkernels [--isa NAME] [--seed N] [--rounds N] [--golden DIR] [--bench]
  *
+ * The golden folder may also be named by COLIBRI_GOLDEN; without it only the reference is compared.
+ *
  * Buffers end at an unreadable page and begin after a canary, so a kernel that reads or writes past
  * its operands fails too. An ISA that was asked for and is missing is an error, not a skip. Other
  * cores are tried with an emulator: qemu-aarch64 -cpu cortex-a53 checkkernels.
@@ -774,7 +776,7 @@ static uint64_t number(const char *text)
 
 int main(int argc, char **argv)
 {
-    const char *isa = NULL, *golden = NULL;
+    const char *isa = NULL, *golden = getenv("COLIBRI_GOLDEN");
     uint64_t seed = (uint64_t)time(NULL) ^ ((uint64_t)getpid() << 32);
     unsigned rounds = 300;
     int benchmark = 0;
