@@ -1,0 +1,657 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * NEON kernels for ARMv8.0 (aarch64): multiply-long and accumulate-long only, no dot product, no
+ * fused multiply-add. The 8 rows of a panel are two registers of 4 lanes.
+ *
+ * The integer part (up to `quad_sum`) uses only what 32-bit NEON also has or can spell in a line;
+ * the floating-point part does not, because NEON of ARMv7 flushes subnormals and has no division.
+ */
+#include "exact.h"
+
+#include <arm_neon.h>
+
+#include "colibri.h"
+#include "kernels.h"
+#include "spec.h"
+
+#if !defined(__aarch64__)
+#error "neon.c is for aarch64; 32-bit ARM runs the reference"
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define ROWS CB_PANEL_ROWS
+#define COLUMNS CB_GROUP_COLUMNS
+#define BATCH 4 /* tokens that share a load of weights */
+
+/* 8 lanes, one for each row of a panel (or partial sum of reduce8). */
+struct f8 {
+    float32x4_t lo, hi;
+};
+
+INLINE struct f8 zero8(void)
+{
+    return (struct f8){vdupq_n_f32(0.0f), vdupq_n_f32(0.0f)};
+}
+
+INLINE struct f8 load8(const float *p)
+{
+    return (struct f8){vld1q_f32(p), vld1q_f32(p + 4)};
+}
+
+INLINE void store8(float *p, struct f8 v)
+{
+    vst1q_f32(p, v.lo);
+    vst1q_f32(p + 4, v.hi);
+}
+
+INLINE struct f8 widen_f16(uint16x8_t h)
+{
+    const float16x8_t v = vreinterpretq_f16_u16(h);
+    return (struct f8){vcvt_f32_f16(vget_low_f16(v)), vcvt_high_f32_f16(v)};
+}
+
+INLINE struct f8 widen_bf16(uint16x8_t h)
+{
+    return (struct f8){vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16)),
+                       vreinterpretq_f32_u32(vshll_high_n_u16(h, 16))};
+}
+
+/* acc (+) (a (*) b) */
+INLINE struct f8 add_product8(struct f8 acc, struct f8 a, struct f8 b)
+{
+    return (struct f8){vaddq_f32(acc.lo, vmulq_f32(a.lo, b.lo)),
+                       vaddq_f32(acc.hi, vmulq_f32(a.hi, b.hi))};
+}
+
+INLINE struct f8 add_scaled8(struct f8 acc, struct f8 a, float b)
+{
+    return (struct f8){vaddq_f32(acc.lo, vmulq_n_f32(a.lo, b)),
+                       vaddq_f32(acc.hi, vmulq_n_f32(a.hi, b))};
+}
+
+/* ((p0 + p4) + (p2 + p6)) + ((p1 + p5) + (p3 + p7)) */
+INLINE float combine8(struct f8 p)
+{
+    const float32x4_t s = vaddq_f32(p.lo, p.hi);
+    const float32x2_t t = vadd_f32(vget_low_f32(s), vget_high_f32(s));
+    return vget_lane_f32(t, 0) + vget_lane_f32(t, 1);
+}
+
+/* ---- quantised activations ---------------------------------------------------------------- */
+
+int cb_quantize_neon(const float *x, size_t groups, int8_t *q, float *d, int32_t *s)
+{
+    for (size_t g = 0; g < groups; g++, x += COLUMNS, q += COLUMNS) {
+        const uint32x4_t magnitude = vdupq_n_u32(CB_BITS_ABS);
+        float32x4_t v[8];
+        uint32x4_t m = vdupq_n_u32(0);
+        CB_UNROLL
+        for (size_t i = 0; i < 8; i++) {
+            v[i] = vld1q_f32(x + 4 * i);
+            m = vmaxq_u32(m, vandq_u32(vreinterpretq_u32_f32(v[i]), magnitude));
+        }
+        const uint32_t bits = vmaxvq_u32(m);
+        if (bits >= CB_BITS_INFINITY)
+            return COLIBRI_ERR_NON_FINITE;
+        if (bits < CB_TINY_AMAX_BITS) {
+            vst1q_s8(q, vdupq_n_s8(0));
+            vst1q_s8(q + 16, vdupq_n_s8(0));
+            d[g] = 0.0f;
+            s[g] = 0;
+            continue;
+        }
+        const float amax = cb_float(bits);
+        const float inv = 127.0f / amax;
+        int16x8_t n[4];
+        CB_UNROLL
+        for (size_t i = 0; i < 4; i++) {
+            const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(v[2 * i], inv));
+            const int32x4_t b = vcvtnq_s32_f32(vmulq_n_f32(v[2 * i + 1], inv));
+            n[i] = vcombine_s16(vmovn_s32(a), vmovn_s32(b));
+        }
+        vst1q_s8(q, vcombine_s8(vmovn_s16(n[0]), vmovn_s16(n[1])));
+        vst1q_s8(q + 16, vcombine_s8(vmovn_s16(n[2]), vmovn_s16(n[3])));
+        /* 4 * 127 fits 16 bits in every lane */
+        const int16x8_t sum = vaddq_s16(vaddq_s16(n[0], n[1]), vaddq_s16(n[2], n[3]));
+        d[g] = amax / 127.0f;
+        s[g] = vaddlvq_s16(sum);
+    }
+    return 0;
+}
+
+/* ---- quantised row products --------------------------------------------------------------- */
+
+/*
+ * A vector of weights holds rows 0-3 (or 4-7) with 4 columns each; the 4 activations of those
+ * columns are repeated for every row. The long multiply of a half gives two rows with 4 partial
+ * sums each.
+ */
+INLINE int8x16_t repeat4(const int8_t *q)
+{
+    return vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)q));
+}
+
+/*
+ * The partial sums of 4 pairs of rows, each [r: 4 sums][r + 1: 4 sums], to one sum per row, in 16
+ * bits. Additions wrap; the int4 sums are exact once the correction is in, because the true sum of
+ * a group is at most 8 * 127 * 32 = 32512.
+ */
+INLINE int16x8_t quad_sum(const int16x8_t sum[4])
+{
+    const int16x8_t a = vpaddq_s16(sum[0], sum[1]), b = vpaddq_s16(sum[2], sum[3]);
+    return vpaddq_s16(a, b);
+}
+
+/* acc (+) (float(isum) (*) (dw (*) d)) */
+INLINE struct f8 add_group(struct f8 acc, int32x4_t lo, int32x4_t hi, struct f8 scales, float d)
+{
+    const struct f8 isum = {vcvtq_f32_s32(lo), vcvtq_f32_s32(hi)};
+    const struct f8 scale = {vmulq_n_f32(scales.lo, d), vmulq_n_f32(scales.hi, d)};
+    return add_product8(acc, isum, scale);
+}
+
+INLINE int8x16_t low_nibbles(uint8x16_t w)
+{
+    return vreinterpretq_s8_u8(vandq_u8(w, vdupq_n_u8(15)));
+}
+
+INLINE int8x16_t high_nibbles(uint8x16_t w)
+{
+    return vreinterpretq_s8_u8(vshrq_n_u8(w, 4));
+}
+
+/*
+ * One panel, `tokens` tokens. A lane sums 8 products of a nibble (0..15) and an activation: at most
+ * 8 * 15 * 127 = 15240. Adding two lanes stays below 2^15, adding four may wrap, see quad_sum.
+ */
+INLINE void int4_panel(const uint8_t *w, const struct cb_quantized *x, size_t first, size_t tokens,
+                       float *y, size_t y_stride)
+{
+    const size_t groups = x->groups;
+    const int8_t *q = x->q + first * groups * COLUMNS;
+    const float *d = x->d + first * groups;
+    const int32_t *s = x->s + first * groups;
+    struct f8 acc[BATCH];
+
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++)
+        acc[t] = zero8();
+    for (size_t g = 0; g < groups; g++, w += CB_INT4_BLOCK_BYTES, q += COLUMNS) {
+        uint8x16_t both[8];
+        CB_UNROLL
+        for (size_t i = 0; i < 8; i++)
+            both[i] = vld1q_u8(w + 16 * i);
+        const struct f8 scales = widen_f16(vld1q_u16((const uint16_t *)(const void *)(w + 128)));
+        CB_UNROLL
+        for (size_t t = 0; t < tokens; t++) {
+            const int8_t *qt = q + t * groups * COLUMNS;
+            int16x8_t sum[4];
+            CB_UNROLL
+            for (size_t i = 0; i < 4; i++) {
+                const int8x16_t a = repeat4(qt + 4 * i), b = repeat4(qt + 16 + 4 * i);
+                const int8x16_t l0 = low_nibbles(both[2 * i]), l1 = low_nibbles(both[2 * i + 1]);
+                const int8x16_t h0 = high_nibbles(both[2 * i]), h1 = high_nibbles(both[2 * i + 1]);
+                if (i == 0) {
+                    sum[0] = vmull_s8(vget_low_s8(l0), vget_low_s8(a));
+                    sum[1] = vmull_high_s8(l0, a);
+                    sum[2] = vmull_s8(vget_low_s8(l1), vget_low_s8(a));
+                    sum[3] = vmull_high_s8(l1, a);
+                } else {
+                    sum[0] = vmlal_s8(sum[0], vget_low_s8(l0), vget_low_s8(a));
+                    sum[1] = vmlal_high_s8(sum[1], l0, a);
+                    sum[2] = vmlal_s8(sum[2], vget_low_s8(l1), vget_low_s8(a));
+                    sum[3] = vmlal_high_s8(sum[3], l1, a);
+                }
+                sum[0] = vmlal_s8(sum[0], vget_low_s8(h0), vget_low_s8(b));
+                sum[1] = vmlal_high_s8(sum[1], h0, b);
+                sum[2] = vmlal_s8(sum[2], vget_low_s8(h1), vget_low_s8(b));
+                sum[3] = vmlal_high_s8(sum[3], h1, b);
+            }
+            /* isum = sum(nibble * q) - 8 * S, modulo 2^16; the low half of S is all it takes */
+            const int16x8_t total = vld1q_dup_s16((const int16_t *)(const void *)(s + t * groups + g));
+            const int16x8_t isum = vmlsq_n_s16(quad_sum(sum), total, 8);
+            acc[t] = add_group(acc[t], vmovl_s16(vget_low_s16(isum)), vmovl_high_s16(isum), scales,
+                               d[t * groups + g]);
+        }
+    }
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++)
+        store8(y + (first + t) * y_stride, acc[t]);
+}
+
+/*
+ * Two products of int8 reach 2 * 128 * 127 = 32512 and fit 16 bits; each pair of columns is then
+ * added to 32-bit sums, two to a row.
+ */
+INLINE void int8_panel(const uint8_t *w, const struct cb_quantized *x, size_t first, size_t tokens,
+                       float *y, size_t y_stride)
+{
+    const size_t groups = x->groups;
+    const int8_t *q = x->q + first * groups * COLUMNS;
+    const float *d = x->d + first * groups;
+    struct f8 acc[BATCH];
+
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++)
+        acc[t] = zero8();
+    for (size_t g = 0; g < groups; g++, w += CB_INT8_BLOCK_BYTES, q += COLUMNS) {
+        int32x4_t sum[BATCH][4];
+        CB_UNROLL
+        for (size_t i = 0; i < 4; i++) { /* 8 columns at a time */
+            const int8_t *rows = (const int8_t *)w + 64 * i;
+            const int8x16_t w0 = vld1q_s8(rows), w1 = vld1q_s8(rows + 16);
+            const int8x16_t v0 = vld1q_s8(rows + 32), v1 = vld1q_s8(rows + 48);
+            CB_UNROLL
+            for (size_t t = 0; t < tokens; t++) {
+                const int8_t *qt = q + t * groups * COLUMNS + 8 * i;
+                const int8x16_t a = repeat4(qt), b = repeat4(qt + 4);
+                int16x8_t p[4];
+                p[0] = vmull_s8(vget_low_s8(w0), vget_low_s8(a));
+                p[1] = vmull_high_s8(w0, a);
+                p[2] = vmull_s8(vget_low_s8(w1), vget_low_s8(a));
+                p[3] = vmull_high_s8(w1, a);
+                p[0] = vmlal_s8(p[0], vget_low_s8(v0), vget_low_s8(b));
+                p[1] = vmlal_high_s8(p[1], v0, b);
+                p[2] = vmlal_s8(p[2], vget_low_s8(v1), vget_low_s8(b));
+                p[3] = vmlal_high_s8(p[3], v1, b);
+                CB_UNROLL
+                for (size_t j = 0; j < 4; j++)
+                    sum[t][j] = i == 0 ? vpaddlq_s16(p[j]) : vpadalq_s16(sum[t][j], p[j]);
+            }
+        }
+        const struct f8 scales = widen_f16(vld1q_u16((const uint16_t *)(const void *)(w + 256)));
+        CB_UNROLL
+        for (size_t t = 0; t < tokens; t++)
+            acc[t] = add_group(acc[t], vpaddq_s32(sum[t][0], sum[t][1]),
+                               vpaddq_s32(sum[t][2], sum[t][3]), scales, d[t * groups + g]);
+    }
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++)
+        store8(y + (first + t) * y_stride, acc[t]);
+}
+
+#define QUANTISED_ROWS(PANEL, BLOCK_BYTES)                                                         \
+    for (size_t p = 0; p < panels; p++, w += x->groups * (BLOCK_BYTES), y += ROWS) {               \
+        size_t t = 0;                                                                              \
+        for (; t + BATCH <= tokens; t += BATCH)                                                    \
+            PANEL(w, x, t, BATCH, y, y_stride);                                                    \
+        for (; t < tokens; t++)                                                                    \
+            PANEL(w, x, t, 1, y, y_stride);                                                        \
+    }
+
+void cb_matmul_int4_neon(const uint8_t *w, size_t panels, const struct cb_quantized *x,
+                         size_t tokens, float *y, size_t y_stride)
+{
+    QUANTISED_ROWS(int4_panel, CB_INT4_BLOCK_BYTES)
+}
+
+void cb_matmul_int8_neon(const uint8_t *w, size_t panels, const struct cb_quantized *x,
+                         size_t tokens, float *y, size_t y_stride)
+{
+    QUANTISED_ROWS(int8_panel, CB_INT8_BLOCK_BYTES)
+}
+
+/* ---- float row products ------------------------------------------------------------------- */
+
+enum { ELEMENT_F32, ELEMENT_F16, ELEMENT_BF16 };
+
+/* 8 elements, widened; index counts elements. */
+INLINE struct f8 load_elements(const void *w, size_t index, int kind)
+{
+    if (kind == ELEMENT_F16)
+        return widen_f16(vld1q_u16((const uint16_t *)w + index));
+    if (kind == ELEMENT_BF16)
+        return widen_bf16(vld1q_u16((const uint16_t *)w + index));
+    return load8((const float *)w + index);
+}
+
+/* A sum over k is one chain of additions: several panels or tokens at once hide its latency. */
+INLINE void float_panels(const void *w, size_t first_panel, size_t panels, size_t columns, int kind,
+                         const float *x, size_t x_stride, size_t tokens, float *y, size_t y_stride)
+{
+    struct f8 acc[BATCH][BATCH];
+    CB_UNROLL
+    for (size_t p = 0; p < panels; p++)
+        CB_UNROLL
+        for (size_t t = 0; t < tokens; t++)
+            acc[p][t] = zero8();
+    for (size_t k = 0; k < columns; k++)
+        CB_UNROLL
+        for (size_t p = 0; p < panels; p++) {
+            const struct f8 v = load_elements(w, ((first_panel + p) * columns + k) * ROWS, kind);
+            CB_UNROLL
+            for (size_t t = 0; t < tokens; t++)
+                acc[p][t] = add_scaled8(acc[p][t], v, x[t * x_stride + k]);
+        }
+    CB_UNROLL
+    for (size_t p = 0; p < panels; p++)
+        CB_UNROLL
+        for (size_t t = 0; t < tokens; t++)
+            store8(y + t * y_stride + (first_panel + p) * ROWS, acc[p][t]);
+}
+
+INLINE void float_rows(const void *w, size_t panels, size_t columns, int kind, const float *x,
+                       size_t x_stride, size_t tokens, float *y, size_t y_stride)
+{
+    size_t t = 0;
+    for (; t + 4 <= tokens; t += 4, x += 4 * x_stride, y += 4 * y_stride)
+        for (size_t p = 0; p < panels; p++)
+            float_panels(w, p, 1, columns, kind, x, x_stride, 4, y, y_stride);
+    for (; t < tokens; t++, x += x_stride, y += y_stride) {
+        size_t p = 0;
+        for (; p + 4 <= panels; p += 4)
+            float_panels(w, p, 4, columns, kind, x, x_stride, 1, y, y_stride);
+        for (; p < panels; p++)
+            float_panels(w, p, 1, columns, kind, x, x_stride, 1, y, y_stride);
+    }
+}
+
+void cb_matmul_f32_neon(const float *w, size_t panels, size_t columns, const float *x,
+                        size_t x_stride, size_t tokens, float *y, size_t y_stride)
+{
+    float_rows(w, panels, columns, ELEMENT_F32, x, x_stride, tokens, y, y_stride);
+}
+
+void cb_matmul_f16_neon(const uint16_t *w, size_t panels, size_t columns, const float *x,
+                        size_t x_stride, size_t tokens, float *y, size_t y_stride)
+{
+    float_rows(w, panels, columns, ELEMENT_F16, x, x_stride, tokens, y, y_stride);
+}
+
+void cb_matmul_bf16_neon(const uint16_t *w, size_t panels, size_t columns, const float *x,
+                         size_t x_stride, size_t tokens, float *y, size_t y_stride)
+{
+    float_rows(w, panels, columns, ELEMENT_BF16, x, x_stride, tokens, y, y_stride);
+}
+
+/* ---- norm, rotation ----------------------------------------------------------------------- */
+
+void cb_rmsnorm_neon(const float *x, const float *w, size_t n, float eps, float *y)
+{
+    struct f8 p = zero8();
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const struct f8 v = load8(x + i);
+        p = add_product8(p, v, v);
+    }
+    if (i < n) { /* the missing channels add +0, which changes no partial sum */
+        float last[8] = {0};
+        memcpy(last, x + i, (n - i) * sizeof last[0]);
+        const struct f8 v = load8(last);
+        p = add_product8(p, v, v);
+    }
+    const float mean = combine8(p) / (float)n;
+    const float r = 1.0f / cb_sqrt(mean + eps);
+    for (i = 0; i + 4 <= n; i += 4)
+        vst1q_f32(y + i, vmulq_f32(vmulq_n_f32(vld1q_f32(x + i), r), vld1q_f32(w + i)));
+    for (; i < n; i++) {
+        const float v = x[i] * r;
+        y[i] = v * w[i];
+    }
+}
+
+void cb_rope_neon(float *x, const float *c, const float *s, size_t pairs, int style)
+{
+    size_t i = 0;
+    if (style == CB_ROPE_INTERLEAVED) {
+        for (; i + 4 <= pairs; i += 4) {
+            const float32x4x2_t v = vld2q_f32(x + 2 * i);
+            const float32x4_t cc = vld1q_f32(c + i), ss = vld1q_f32(s + i);
+            float32x4x2_t y;
+            y.val[0] = vsubq_f32(vmulq_f32(v.val[0], cc), vmulq_f32(v.val[1], ss));
+            y.val[1] = vaddq_f32(vmulq_f32(v.val[0], ss), vmulq_f32(v.val[1], cc));
+            vst2q_f32(x + 2 * i, y);
+        }
+        cb_rope_ref(x + 2 * i, c + i, s + i, pairs - i, style);
+        return;
+    }
+    for (; i + 4 <= pairs; i += 4) {
+        const float32x4_t x0 = vld1q_f32(x + i), x1 = vld1q_f32(x + pairs + i);
+        const float32x4_t cc = vld1q_f32(c + i), ss = vld1q_f32(s + i);
+        vst1q_f32(x + i, vsubq_f32(vmulq_f32(x0, cc), vmulq_f32(x1, ss)));
+        vst1q_f32(x + pairs + i, vaddq_f32(vmulq_f32(x0, ss), vmulq_f32(x1, cc)));
+    }
+    for (; i < pairs; i++) {
+        const float a = x[i] * c[i], b = x[pairs + i] * s[i];
+        const float e = x[i] * s[i], f = x[pairs + i] * c[i];
+        x[i] = a - b;
+        x[pairs + i] = e + f;
+    }
+}
+
+/* ---- exponential and activations ---------------------------------------------------------- */
+
+INLINE float32x4_t exp4(float32x4_t x)
+{
+    const float32x4_t magic = vdupq_n_f32(CB_ROUND_MAGIC);
+    const float32x4_t t = vaddq_f32(vmulq_n_f32(x, CB_EXP_LOG2E), magic);
+    const float32x4_t n = vsubq_f32(t, magic);
+    float32x4_t r = vsubq_f32(x, vmulq_n_f32(n, CB_EXP_LN2_HIGH));
+    r = vsubq_f32(r, vmulq_n_f32(n, CB_EXP_LN2_LOW));
+    float32x4_t p = vmulq_n_f32(r, CB_EXP_E6);
+    p = vmulq_f32(vaddq_f32(p, vdupq_n_f32(CB_EXP_E5)), r);
+    p = vmulq_f32(vaddq_f32(p, vdupq_n_f32(CB_EXP_E4)), r);
+    p = vmulq_f32(vaddq_f32(p, vdupq_n_f32(CB_EXP_E3)), r);
+    p = vaddq_f32(p, vdupq_n_f32(CB_EXP_E2));
+    float32x4_t y = vmulq_f32(vmulq_f32(r, r), p);
+    y = vaddq_f32(vaddq_f32(y, r), vdupq_n_f32(1.0f));
+    const int32x4_t power = vaddq_s32(vreinterpretq_s32_f32(t), vdupq_n_s32(127));
+    y = vmulq_f32(y, vreinterpretq_f32_s32(vshlq_n_s32(power, 23)));
+    const uint32x4_t tiny = vcltq_f32(x, vdupq_n_f32(CB_EXP_LOWEST));
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), tiny));
+}
+
+INLINE float32x4_t sigmoid4(float32x4_t x)
+{
+    const float32x4_t one = vdupq_n_f32(1.0f);
+    const float32x4_t e = exp4(vnegq_f32(vabsq_f32(x)));
+    return vdivq_f32(vbslq_f32(vcgezq_f32(x), one, e), vaddq_f32(one, e));
+}
+
+INLINE float32x4_t gelu_tanh4(float32x4_t x)
+{
+    const float32x4_t cube = vmulq_f32(vmulq_f32(x, x), x);
+    const float32x4_t inner = vaddq_f32(x, vmulq_n_f32(cube, CB_GELU_B));
+    const float32x4_t u = vmulq_n_f32(inner, CB_GELU_A);
+    return vmulq_f32(x, sigmoid4(vmulq_n_f32(u, 2.0f)));
+}
+
+/* a < b ? a : b and a > b ? a : b, also for zeros of different sign */
+INLINE float32x4_t lower4(float32x4_t a, float32x4_t b)
+{
+    return vbslq_f32(vcltq_f32(a, b), a, b);
+}
+
+INLINE float32x4_t higher4(float32x4_t a, float32x4_t b)
+{
+    return vbslq_f32(vcgtq_f32(a, b), a, b);
+}
+
+void cb_activate_neon(int activation, float clamp, float alpha, const float *gate, const float *up,
+                      size_t n, float *h)
+{
+    const float32x4_t high = vdupq_n_f32(clamp), low = vdupq_n_f32(-clamp);
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        float32x4_t g = vld1q_f32(gate + i);
+        float32x4_t u = up ? vld1q_f32(up + i) : vdupq_n_f32(1.0f);
+        switch (activation) {
+        case CB_ACT_SILU:
+            g = vmulq_f32(g, sigmoid4(g));
+            break;
+        case CB_ACT_GELU_TANH:
+            g = gelu_tanh4(g);
+            break;
+        case CB_ACT_RELU:
+            g = higher4(g, vdupq_n_f32(0.0f));
+            break;
+        case CB_ACT_SWIGLU_CLAMPED:
+            g = lower4(g, high);
+            g = vmulq_f32(g, sigmoid4(vmulq_n_f32(g, alpha)));
+            if (up) {
+                u = higher4(low, lower4(u, high));
+                u = vaddq_f32(u, vdupq_n_f32(1.0f));
+            }
+            break;
+        case CB_ACT_IDENTITY:
+            break;
+        default: /* see cb_activate_ref */
+            g = vreinterpretq_f32_u32(vdupq_n_u32(0x7fc00000u));
+            break;
+        }
+        vst1q_f32(h + i, vmulq_f32(g, u));
+    }
+    cb_activate_ref(activation, clamp, alpha, gate + i, up ? up + i : NULL, n - i, h + i);
+}
+
+void cb_add_scaled_neon(float *acc, float scale, const float *x, size_t n)
+{
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        store8(acc + i, add_scaled8(load8(acc + i), load8(x + i), scale));
+    cb_add_scaled_ref(acc + i, scale, x + i, n - i);
+}
+
+/* ---- KV cache and attention --------------------------------------------------------------- */
+
+int cb_store_f16_neon(const float *x, size_t n, uint16_t *out)
+{
+    uint16x8_t highest = vdupq_n_u16(0);
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const struct f8 v = load8(x + i);
+        const uint16x8_t h =
+            vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(v.lo), v.hi));
+        highest = vmaxq_u16(highest, vbicq_u16(h, vdupq_n_u16(0x8000)));
+        vst1q_u16(out + i, h);
+    }
+    const int error = cb_store_f16_ref(x + i, n - i, out + i);
+    return vmaxvq_u16(highest) >= 0x7c00 ? COLIBRI_ERR_NON_FINITE : error;
+}
+
+INLINE float element(const void *p, size_t index, int kind)
+{
+    return kind == ELEMENT_F16 ? cb_f16(((const uint16_t *)p)[index]) : ((const float *)p)[index];
+}
+
+/* q.k of `rows` positions, scaled. */
+INLINE void score_rows(const float *q, const void *k, size_t first, size_t rows, size_t dim,
+                       int kind, float scale, float *scores)
+{
+    struct f8 p[BATCH];
+    size_t i = 0;
+    CB_UNROLL
+    for (size_t j = 0; j < rows; j++)
+        p[j] = zero8();
+    for (; i + 8 <= dim; i += 8) {
+        const struct f8 v = load8(q + i);
+        CB_UNROLL
+        for (size_t j = 0; j < rows; j++)
+            p[j] = add_product8(p[j], v, load_elements(k, (first + j) * dim + i, kind));
+    }
+    CB_UNROLL
+    for (size_t j = 0; j < rows; j++) {
+        if (i < dim) {
+            float last[8];
+            store8(last, p[j]);
+            for (size_t c = i; c < dim; c++) {
+                const float product = q[c] * element(k, (first + j) * dim + c, kind);
+                last[c - i] = last[c - i] + product;
+            }
+            p[j] = load8(last);
+        }
+        scores[first + j] = combine8(p[j]) * scale;
+    }
+}
+
+/* scores[j] become exp(scores[j] - max); returns their sum. */
+INLINE float softmax_terms(float *scores, size_t n)
+{
+    float highest = scores[0];
+    size_t j = 0;
+    if (n >= 4) {
+        float32x4_t m = vld1q_f32(scores);
+        for (j = 4; j + 4 <= n; j += 4)
+            m = higher4(vld1q_f32(scores + j), m);
+        highest = vmaxvq_f32(m);
+    }
+    for (; j < n; j++)
+        highest = scores[j] > highest ? scores[j] : highest;
+
+    const float32x4_t shift = vdupq_n_f32(highest);
+    struct f8 p = zero8();
+    for (j = 0; j + 8 <= n; j += 8) {
+        const struct f8 s = load8(scores + j);
+        const struct f8 e = {exp4(vsubq_f32(s.lo, shift)), exp4(vsubq_f32(s.hi, shift))};
+        store8(scores + j, e);
+        p.lo = vaddq_f32(p.lo, e.lo);
+        p.hi = vaddq_f32(p.hi, e.hi);
+    }
+    float lanes[8];
+    store8(lanes, p);
+    for (size_t i = 0; j < n; i++, j++) {
+        scores[j] = cb_exp(scores[j] - highest);
+        lanes[i] = lanes[i] + scores[j];
+    }
+    return combine8(load8(lanes));
+}
+
+/* 8 * `blocks` channels of the output from channel c. */
+INLINE void weigh_values(const float *e, const void *v, size_t positions, size_t value_dim,
+                         size_t c, size_t blocks, int kind, float sum, float *out)
+{
+    struct f8 o[8];
+    CB_UNROLL
+    for (size_t i = 0; i < blocks; i++)
+        o[i] = zero8();
+    for (size_t j = 0; j < positions; j++) {
+        CB_UNROLL
+        for (size_t i = 0; i < blocks; i++)
+            o[i] = add_scaled8(o[i], load_elements(v, j * value_dim + c + 8 * i, kind), e[j]);
+    }
+    CB_UNROLL
+    for (size_t i = 0; i < blocks; i++) {
+        const float32x4_t divisor = vdupq_n_f32(sum);
+        o[i] = (struct f8){vdivq_f32(o[i].lo, divisor), vdivq_f32(o[i].hi, divisor)};
+        store8(out + c + 8 * i, o[i]);
+    }
+}
+
+INLINE void attend(const float *q, const void *k, const void *v, size_t positions, size_t dim,
+                   size_t value_dim, float scale, int kind, float *scores, float *out)
+{
+    size_t j = 0, c = 0;
+    for (; j + BATCH <= positions; j += BATCH)
+        score_rows(q, k, j, BATCH, dim, kind, scale, scores);
+    for (; j < positions; j++)
+        score_rows(q, k, j, 1, dim, kind, scale, scores);
+
+    const float sum = softmax_terms(scores, positions);
+
+    for (; c + 64 <= value_dim; c += 64)
+        weigh_values(scores, v, positions, value_dim, c, 8, kind, sum, out);
+    for (; c + 8 <= value_dim; c += 8)
+        weigh_values(scores, v, positions, value_dim, c, 1, kind, sum, out);
+    for (; c < value_dim; c++) {
+        float o = 0.0f;
+        for (j = 0; j < positions; j++) {
+            const float product = scores[j] * element(v, j * value_dim + c, kind);
+            o = o + product;
+        }
+        out[c] = o / sum;
+    }
+}
+
+void cb_attend_f16_neon(const float *q, const uint16_t *k, const uint16_t *v, size_t positions,
+                        size_t dim, size_t value_dim, float scale, float *scores, float *out)
+{
+    attend(q, k, v, positions, dim, value_dim, scale, ELEMENT_F16, scores, out);
+}
+
+void cb_attend_f32_neon(const float *q, const float *k, const float *v, size_t positions, size_t dim,
+                        size_t value_dim, float scale, float *scores, float *out)
+{
+    attend(q, k, v, positions, dim, value_dim, scale, ELEMENT_F32, scores, out);
+}
+
+const struct cb_kernels cb_kernels_neon = CB_KERNEL_TABLE(neon);
