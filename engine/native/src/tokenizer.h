@@ -21,8 +21,10 @@ struct cb_tokenizer {
     const uint32_t *classes;     /* [class_ranges][2] */
     const uint32_t *chat_prefix; /* [chat_prefix] */
     const uint32_t *chat_suffix; /* [chat_suffix] */
+    const uint32_t *by_text;     /* [tokens - specials] ids by (text, id); NULL without ignore_merges */
     const char *text;            /* [text_bytes] */
-    int32_t byte_ids[256];       /* token of each single byte */
+    int32_t byte_ids[256];       /* token of each single byte; -1 = left out of the ids */
+    uint8_t ascii[128];          /* CB_CLASS_* of the first code points */
 };
 
 /* section: 4-byte aligned, lives as long as the struct. vocabulary: of the model.
@@ -33,10 +35,14 @@ int cb_tokenizer_open(struct cb_tokenizer *t, const uint8_t *section, size_t byt
 /* Scratch that cb_tokenizer_encode needs for texts of at most `text_bytes`: 24 * text_bytes. */
 size_t cb_tokenizer_scratch_bytes(size_t text_bytes);
 
-/* text: any bytes. *count: capacity in, ids out. scratch is 8-byte aligned. */
+/* text: any bytes. *count: capacity in, ids out (0 on error). scratch is 8-byte aligned.
+ * COLIBRI_ERR_TEXT_LONG when scratch or ids are too small, _NO_CHAT without a chat form. */
 int cb_tokenizer_encode(const struct cb_tokenizer *t, const char *text, size_t length,
                         enum colibri_text form, void *scratch, size_t scratch_bytes, int32_t *ids,
                         size_t *count, colibri_error *error);
+
+/* Of a pre-token that starts at text[0]: its bytes, 1..length. length is at least 1. */
+size_t cb_pretokenize_next(const struct cb_tokenizer *t, const char *text, size_t length);
 
 /* NULL for an id without text. */
 const char *cb_tokenizer_bytes(const struct cb_tokenizer *t, int32_t id, size_t *length);
