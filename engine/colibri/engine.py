@@ -523,10 +523,7 @@ def run_command(args: argparse.Namespace) -> int:
         message = engine.report().lock_message
         if message:
             print(f"warning: {message}", file=sys.stderr)
-        if args.ids is not None:
-            prompt = parse_ids(args.ids)
-        else:
-            prompt = engine.tokenize(args.prompt, chat=args.chat)
+        prompt = engine.tokenize(args.prompt, chat=args.chat) if args.ids is None else parse_ids(args.ids)
         session = engine.session()
         session.set_sampler(
             temperature=args.temp,

@@ -166,7 +166,6 @@ def quantize(x: F32) -> Quantized:
     d = np.where(tiny, _ZERO, safe / np.float32(127.0))
     inverse = np.where(tiny, _ZERO, np.float32(127.0) / safe)
     q = np.rint(grouped * inverse[:, :, None]).astype(np.int8)
-    q[tiny] = 0
     return Quantized(q, d, q.sum(axis=2, dtype=np.int32))
 
 

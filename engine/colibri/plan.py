@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from colibri._spec import (
     GROUP_COLUMNS,
@@ -20,9 +21,13 @@ from colibri._spec import (
     ModelBlock,
     MoeBlock,
     RopeBlock,
+    Section,
     SharedBlock,
 )
 from colibri.errors import ColibriError
+
+if TYPE_CHECKING:
+    from colibri.format import ModelFile
 
 BUFFER_ALIGN = 64
 BUFFER_GUARD = 128
@@ -249,3 +254,14 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
         process_bytes=PROCESS_BYTES,
         total_bytes=mapped + arena + stack + PROCESS_BYTES,
     )
+
+
+def plan_file(file: ModelFile, options: PlanOptions | None = None) -> MemoryPlan:
+    """The memory plan of an open model file."""
+    sizes = FileSizes(
+        file_bytes=file.file_bytes,
+        records_bytes=file.sections[Section.RECORDS].size,
+        directory_bytes=file.sections[Section.DIRECTORY].size,
+        has_tokenizer=file.has_tokenizer,
+    )
+    return plan(file.records.blocks(), sizes, options or PlanOptions())

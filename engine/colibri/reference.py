@@ -409,6 +409,12 @@ class ReferenceSession:
                     Code.TOKEN_RANGE,
                     f"token id {token}; the limit is 0..{vocabulary - 1}; use ids of this model's tokenizer",
                 )
+        context = self.model.records.model.context_tokens
+        if len(ids) > context - self.position:
+            raise ColibriError(
+                Code.CONTEXT_FULL,
+                f"{self.position} tokens and {len(ids)} more; the limit is {context}; start a new session",
+            )
         # A value that overflows is found by the contract's own checks, with a better message.
         with np.errstate(over="ignore", invalid="ignore"):
             result = self._forward(ids, all_logits)

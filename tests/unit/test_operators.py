@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from colibri import layout
 from colibri import operators as ops
 from colibri._spec import Activation, Code, RouterNormalise, RouterScore
@@ -123,6 +122,18 @@ def test_reduce8_works_on_every_row_alone() -> None:
     for i in range(3):
         for j in range(4):
             same_bits(whole[i, j], ops.reduce8(v[i, j]))
+
+
+def test_reduce8_of_a_long_vector_equals_its_definition() -> None:
+    v = np.random.default_rng(6).standard_normal(1003).astype(np.float32)
+    p = [np.float32(0)] * 8
+    for i, value in enumerate(v):
+        p[i % 8] = p[i % 8] + value
+    expected = ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]))
+    same_bits(ops.reduce8(v), expected)
+    squares = ops.reduce8(v * v) / np.float32(1003) + np.float32(1e-5)
+    r = np.float32(1) / np.sqrt(squares)
+    same_bits(ops.rmsnorm(v, np.ones_like(v), 1e-5), v * r)
 
 
 def test_rmsnorm_equals_its_vectors() -> None:
@@ -251,6 +262,20 @@ def test_a_sink_takes_weight_and_adds_no_value() -> None:
     assert np.all(with_sink < ops.attend(q, k, v, 1.0))
 
 
+def test_a_sink_is_the_last_element_of_the_list() -> None:
+    rng = np.random.default_rng(7)
+    q = rng.standard_normal((1, 8)).astype(np.float32)
+    k = rng.standard_normal((1, 12, 8)).astype(np.float32)
+    v = rng.standard_normal((1, 12, 4)).astype(np.float32)
+    sink = np.array([0.3], dtype=np.float32)
+    s = np.append(ops.reduce8(q * k[0]) * np.float32(0.5), sink)
+    e = ops.exp(s - s.max())
+    out = np.zeros(4, dtype=np.float32)
+    for j in range(12):
+        out = out + e[j] * v[0, j]
+    same_bits(ops.attend(q, k, v, 0.5, sink)[0], out / ops.reduce8(e))
+
+
 def test_f16_conversions_equal_their_vectors() -> None:
     for inputs, outputs in cases("f16_round"):
         x, bits = inputs.floats(1), outputs.halves(1)
@@ -276,6 +301,10 @@ def test_equal_scores_choose_the_lower_expert() -> None:
     logits = np.array([[0.0, 3.0, 3.0, -0.0, 3.0]], dtype=np.float32)
     ids, _ = ops.route(logits, _rule(RouterScore.SOFTMAX_ALL, True, k=4))
     assert ids.tolist() == [[1, 2, 4, 0]]
+    many = np.zeros((1, 200), dtype=np.float32)
+    many[0, ::2] = 1.0
+    ids, _ = ops.route(many, _rule(RouterScore.SOFTMAX_ALL, True, k=32))
+    assert ids.tolist() == [list(range(0, 64, 2))]
 
 
 @pytest.mark.parametrize("score", list(RouterScore))
