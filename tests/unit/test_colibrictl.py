@@ -243,6 +243,24 @@ def test_an_expert_is_verified_when_it_is_first_used(tiny: Path, tmp_path: Path)
     assert outcome.out == b""
 
 
+def test_mutated_files_never_crash_the_reader(tiny: Path, tmp_path: Path) -> None:
+    """Seeded changes with a recomputed root: every one is refused with a pinned code, or works."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "tiny").write_bytes(tiny.read_bytes())
+    for name, (mutate, _) in REFUSED.items():
+        (corpus / name.replace(" ", "-")).write_bytes(mutate(tiny.read_bytes()))
+    fuzz = BUILD / "fuzz_model"
+    assert fuzz.is_file(), f"{fuzz} is missing; run: make engine"
+    done = subprocess.run(
+        [fuzz, "--mutations", "40", "--seed", "1", corpus], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    # an empty file has nothing to mutate
+    expected = 41 * (len(REFUSED) + 1) - 40
+    assert done.stdout == f"fuzz_model: {expected} inputs, none crashed\n"
+
+
 # ---- arguments -------------------------------------------------------------------------------------
 
 USAGE = {

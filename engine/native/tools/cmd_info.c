@@ -288,7 +288,7 @@ int ctl_command_info(int argc, char *const *argv)
     if (code != 0) {
         return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
     }
-    model_values.lock = COLIBRI_LOCK_OFF;
+    model_values.never_lock = true;
     return positionals[0] == NULL ? print_facts(values.json, NULL)
                                   : print_model(values.json, positionals[0], &model_values);
 }

@@ -125,9 +125,9 @@ static int test_model_once(const char *path, const struct selftest_values *value
 {
     struct ctl_model_values model_values = { .threads = threads,
                                              .kv = values->kv,
-                                             .lock = COLIBRI_LOCK_OFF,
                                              .max_text_bytes = 1,
-                                             .isa = isa };
+                                             .isa = isa,
+                                             .never_lock = true };
     colibri_model *model = NULL;
     uint8_t sha256[32];
     int exit_code = ctl_model_open(NAME, path, &model_values, &model);

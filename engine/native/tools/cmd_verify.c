@@ -42,8 +42,8 @@ int ctl_command_verify(int argc, char *const *argv)
                                        .context_tokens = 1,
                                        .batch_tokens = 1,
                                        .verify = COLIBRI_VERIFY_OPEN,
-                                       .lock = COLIBRI_LOCK_OFF,
-                                       .max_text_bytes = 1 };
+                                       .max_text_bytes = 1,
+                                       .never_lock = true };
     const struct ctl_command command = {
         .name = NAME,
         .synopsis = "MODEL",

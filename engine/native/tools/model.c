@@ -69,6 +69,9 @@ int ctl_model_environment(const char *command, struct ctl_model_values *values)
     if (lock) {
         values->lock = COLIBRI_LOCK_REQUIRE;
     }
+    if (values->never_lock) {
+        values->lock = COLIBRI_LOCK_OFF;
+    }
     return 0;
 }
 

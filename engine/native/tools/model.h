@@ -3,6 +3,7 @@
 #ifndef CTL_MODEL_H
 #define CTL_MODEL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,6 +15,7 @@ struct ctl_model_values {
     uint32_t kv, verify, lock; /* enum colibri_kv, colibri_verify, colibri_lock */
     uint64_t budget_bytes, max_text_bytes;
     const char *isa;
+    bool never_lock; /* commands that compute nothing, whatever the options say */
 };
 
 extern const struct ctl_option ctl_model_options[];
