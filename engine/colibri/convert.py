@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: MIT
+"""Checkpoints to jobs: Hugging Face directories and GGUF files.
+
+Every tensor that the records ask for must be in the checkpoint with the shape they ask for, and
+nothing else may be there: a tensor that is left over means arithmetic that would be left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colibri import __version__
+from colibri._families import FAMILIES, GGUF
+from colibri._spec import Code, Family, RopeStyle
+from colibri.checkpoint import Safetensors, Source, digest_of, load_json
+from colibri.errors import ColibriError
+from colibri.families import DecoderShape, decoder_records, family_of, shape_from_config
+from colibri.format import tensor_groups
+from colibri.gguf_reader import Gguf
+from colibri.job import Job, Precision, Report, RowSource, run_job
+from colibri.layout import F32
+from colibri.records import Records, required_tensors
+from colibri.tokenizer import TokenizerSpec
+from colibri.writer import Slot
+
+_CONVERTER = f"colibri {__version__}"
+
+
+def provenance(source: dict[str, Any], precision: Precision, **more: Any) -> dict[str, Any]:
+    """The provenance section: no path and no date, so that equal inputs give equal files."""
+    return {"converter": _CONVERTER, "dtypes": precision.names(), "source": source, **more}
+
+
+def expected_names(records: Records, names: dict[str, str], stacked: bool) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor that a checkpoint must have; `stacked`: experts are one 3-D tensor."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for scope, layer in tensor_groups(records):
+        for role, shape in required_tensors(records, scope, layer).items():
+            template = names[role.name.lower()]
+            experts = records.layers[layer].experts if layer is not None else 0
+            matrix = (shape.rows, shape.columns) if shape.rows > 1 or shape.layout else (shape.columns,)
+            if "{expert}" in template:
+                for expert in range(experts):
+                    shapes[template.format(layer=layer, expert=expert)] = matrix
+            elif stacked and role.name.startswith("EXPERT_"):
+                shapes[template.format(layer=layer)] = (experts, *matrix)
+            else:
+                shapes[template.format(layer=layer)] = matrix
+    return shapes
+
+
+def check_names(source: Source, expected: dict[str, tuple[int, ...]], ignored: list[str]) -> None:
+    """Refuse missing, surplus and misshapen tensors by name."""
+    found = source.shapes()
+    missing = [name for name in expected if name not in found]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ColibriError(Code.MISSING_TENSOR, f"the checkpoint has no {missing[0]}{more}")
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise ColibriError(
+                Code.TENSOR, f"{name} has the shape {list(found[name])}, the configuration says {list(shape)}"
+            )
+    surplus = sorted(name for name in found if name not in expected and not any(fnmatchcase(name, p) for p in ignored))
+    if surplus:
+        more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
+        raise ColibriError(
+            Code.UNSUPPORTED,
+            f"the checkpoint has {surplus[0]}{more}, which the architecture has no use for; "
+            "leaving it out would change the results",
+        )
+
+
+def named_rows(source: Source, names: dict[str, str]) -> RowSource:
+    """Rows by the names of the checkpoint."""
+
+    def rows(slot: Slot, first: int, end: int) -> F32:
+        template = names[slot.tensor.role.name.lower()]
+        name = template.format(layer=slot.tensor.layer, expert=slot.expert)
+        stacked = slot.expert is not None and "{expert}" not in template
+        return source.rows(name, first, end, (slot.expert or 0) if stacked else 0)
+
+    return rows
+
+
+def limit_context(records: Records, context_tokens: int | None) -> None:
+    """Store a smaller context than the checkpoint was trained for."""
+    if context_tokens is None:
+        return
+    trained = records.model.context_tokens
+    if not 1 <= context_tokens <= trained:
+        raise ColibriError(
+            Code.ARGUMENT, f"context of {context_tokens} tokens, the checkpoint was trained for {trained}"
+        )
+    records.model.context_tokens = context_tokens
+
+
+def tokenizer_section(load: Callable[[], TokenizerSpec], records: Records) -> bytes:
+    """The tokenizer section, checked against the vocabulary."""
+    tokenizer = load()
+    vocabulary = records.model.vocabulary
+    if len(tokenizer.tokens) > vocabulary:
+        raise ColibriError(
+            Code.TOKENIZER, f"the tokenizer has {len(tokenizer.tokens)} tokens, the model's vocabulary {vocabulary}"
+        )
+    return tokenizer.to_section()
+
+
+# --------------------------------------------------------------------------- Hugging Face
+
+
+def huggingface_job(
+    directory: Path,
+    precision: Precision,
+    context_tokens: int | None = None,
+    tokenizer: bool = True,
+    chat: bool = True,
+) -> Job:
+    """A job from a directory with config.json and safetensors."""
+    config = load_json(directory / "config.json")
+    architectures = config.get("architectures") or []
+    key = family_of([str(name) for name in architectures], str(config.get("model_type", "")))
+    family = FAMILIES[key]
+    records = decoder_records(shape_from_config(key, config))
+    limit_context(records, context_tokens)
+    source = Safetensors(directory)
+    names: dict[str, str] = family["tensors"]
+    expected = expected_names(records, names, stacked=False)
+    ignored = list(family.get("ignored", []))
+    if records.model.tied_head:
+        ignored.append(names["head"])  # some writers store the tied matrix twice
+    check_names(source, expected, ignored)
+    section = None
+    if tokenizer:
+        if not (directory / "tokenizer.json").is_file():
+            raise ColibriError(
+                Code.TOKENIZER,
+                f"{directory} has no tokenizer.json; add it, or give --no-tokenizer for a model that takes ids only",
+            )
+        section = tokenizer_section(lambda: TokenizerSpec.from_huggingface(directory, chat=chat), records)
+    files = {path.name: digest_of(path) for path in [directory / "config.json", *source.files()]}
+    origin: dict[str, Any] = {"kind": "huggingface", "architecture": architectures, "sha256": files}
+    license_file = next((p for p in sorted(directory.glob("LICENSE*")) if p.is_file()), None)
+    if license_file is not None:
+        origin["license_text"] = license_file.read_text(encoding="utf-8", errors="replace")
+    return Job(records, named_rows(source, names), precision, section, provenance(origin, precision))
+
+
+# --------------------------------------------------------------------------- GGUF
+
+
+def gguf_shape(source: Gguf, experts: int | None = None, top_k: int | None = None) -> DecoderShape:
+    """Dimensions of a GGUF file; a recipe gives `experts` and `top_k` for a dense one."""
+    architecture = source.value("general.architecture")
+    if architecture not in GGUF:
+        raise ColibriError(
+            Code.UNSUPPORTED, f"{source.path}: GGUF architecture {architecture!r}, supported: {', '.join(GGUF)}"
+        )
+    keys = GGUF[architecture]["config"]
+    scaling = source.value(f"{architecture}.rope.scaling.type")
+    if scaling not in (None, "none") or "rope_freqs.weight" in source.shapes():
+        raise ColibriError(
+            Code.UNSUPPORTED, f"{source.path}: RoPE scaling {scaling or 'rope_freqs.weight'}, supported: none"
+        )
+
+    def value(name: str, default: Any = None) -> Any:
+        found = source.value(keys[name])
+        if found is None and default is None:
+            raise ColibriError(Code.ARGUMENT, f"{source.path} has no {keys[name]}")
+        return default if found is None else found
+
+    if experts is None and not source.value(keys["experts"]):
+        raise ColibriError(
+            Code.UNSUPPORTED,
+            f"{source.path} is a dense model ({source.value('general.name')}): it has no {keys['experts']}; "
+            "only Mixture-of-Experts models are converted (a recipe can make one of it)",
+        )
+    shapes = source.shapes()
+    names = GGUF[architecture]["tensors"]
+    heads, hidden = value("heads"), value("hidden")
+    head_dim = value("head_dim", hidden // heads)
+    return DecoderShape(
+        family=Family[GGUF[architecture]["family"].upper()],
+        hidden=hidden,
+        vocabulary=shapes[names["embedding"]][0] if names["embedding"] in shapes else value("vocabulary"),
+        layers=value("layers"),
+        context_tokens=value("context_tokens"),
+        heads=heads,
+        kv_heads=value("kv_heads", heads),
+        head_dim=head_dim,
+        intermediate=value("intermediate"),
+        experts=experts or value("experts"),
+        top_k=top_k or value("top_k"),
+        rope_theta=float(value("rope_theta", 10000.0)),
+        norm_eps=float(value("norm_eps")),
+        tied_head=names["head"] not in shapes,
+        rotary_dim=value("rotary_dim", head_dim),
+        rope_style=RopeStyle.HALF,
+    )
+
+
+def unpermuted(rows: RowSource, records: Records) -> RowSource:
+    """Undo the order of Q and K rows in llama GGUF files.
+
+    There the two channels of a rotation pair are neighbours; here (style half) they are half a
+    rotation apart, as in the original checkpoint.
+    """
+
+    def reordered(slot: Slot, first: int, end: int) -> F32:
+        role = slot.tensor.role.name
+        if role not in ("Q", "K"):
+            return rows(slot, first, end)
+        layer = slot.tensor.layer
+        mixer: Any = records.layers[layer or 0].mixer
+        dim, pairs = mixer.head_dim, records.ropes[mixer.rope_table].pairs
+        wanted = np.arange(first, end)
+        head, channel = wanted // dim, wanted % dim
+        stored = np.where(channel < pairs, 2 * channel, 2 * (channel - pairs) + 1)
+        stored = head * dim + np.where(channel < 2 * pairs, stored, channel)
+        low, high = int(head[0]) * dim, (int(head[-1]) + 1) * dim
+        return np.ascontiguousarray(rows(slot, low, high)[stored - low])
+
+    return reordered
+
+
+def gguf_job(
+    path: Path,
+    precision: Precision,
+    context_tokens: int | None = None,
+    tokenizer: bool = True,
+    chat: bool = True,
+) -> Job:
+    """A job from a GGUF file of a Mixture-of-Experts model."""
+    source = Gguf(path)
+    records = decoder_records(gguf_shape(source))
+    limit_context(records, context_tokens)
+    names: dict[str, str] = GGUF[source.value("general.architecture")]["tensors"]
+    check_names(source, expected_names(records, names, stacked=True), [])
+    section = None
+    if tokenizer:
+        section = tokenizer_section(lambda: TokenizerSpec.from_gguf_metadata(source.metadata(), chat=chat), records)
+    origin = {
+        "kind": "gguf",
+        "name": source.value("general.name"),
+        "license": source.value("general.license"),
+        "sha256": {path.name: digest_of(path)},
+    }
+    rows = unpermuted(named_rows(source, names), records)
+    return Job(records, rows, precision, section, provenance(origin, precision))
+
+
+def convert(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    precision: Precision | None = None,
+    context_tokens: int | None = None,
+    tokenizer: bool = True,
+    chat: bool = True,
+    threads: int = 0,
+    quiet: bool = False,
+) -> Report:
+    """Convert a Hugging Face directory or a GGUF file to `output`; `colibri.recipe` has recipes."""
+    path = Path(source)
+    precision = precision or Precision()
+    if path.is_dir():
+        job = huggingface_job(path, precision, context_tokens, tokenizer, chat)
+    elif path.suffix == ".gguf" and path.is_file():
+        job = gguf_job(path, precision, context_tokens, tokenizer, chat)
+    elif path.exists():
+        raise ColibriError(
+            Code.ARGUMENT, f"{path} is neither a directory with config.json nor a .gguf file; give one of them"
+        )
+    else:
+        raise ColibriError(Code.OPEN, f"{path}: no such file or directory")
+    return run_job(job, output, threads, quiet)

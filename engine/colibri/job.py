@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: MIT
+"""A conversion: records, a source of f32 rows for every tensor, and the writing of the file.
+
+`convert` builds jobs from checkpoints and `recipe` from recipes; `run_job` streams one to disk.
+Tensors are cut into parts of a few million values: threads quantise parts while the writer takes
+them in order, so memory is bounded by the window of parts in flight, whatever the model's size,
+and the bytes do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from colibri._spec import Code, DType, Role, Scope
+from colibri.errors import ColibriError
+from colibri.layout import F32
+from colibri.quantize import INT4_METHODS, ErrorStats, encode, part_rows
+from colibri.records import Records
+from colibri.writer import ModelWriter, Slot
+
+DTYPE_NAMES = {name.lower(): DType[name] for name in ("INT4", "INT8", "F16", "BF16", "F32")}
+RowSource = Callable[[Slot, int, int], F32]
+"""(slot, first row, end row) to f32 values, shape (rows, columns of the slot)."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Which dtype each kind of matrix is stored in; norms and biases are always f32."""
+
+    experts: DType = DType.INT4
+    trunk: DType = DType.INT8
+    router: DType = DType.F32
+    head: DType | None = None  # None: as the trunk
+    embeddings: DType | None = None
+    int4_method: str = "mse"
+
+    @classmethod
+    def from_names(cls, names: dict[str, str]) -> Precision:
+        """From option or recipe values; unknown keys and names are refused."""
+        values: dict[str, Any] = {}
+        for key, name in names.items():
+            if key == "int4_method":
+                if name not in INT4_METHODS:
+                    raise ColibriError(Code.ARGUMENT, f"int4_method {name!r}, known: {', '.join(INT4_METHODS)}")
+                values[key] = name
+            elif key not in cls.__dataclass_fields__:
+                known = ", ".join(cls.__dataclass_fields__)
+                raise ColibriError(Code.ARGUMENT, f"dtype of {key!r} asked for, known: {known}")
+            elif name not in DTYPE_NAMES:
+                known = ", ".join(DTYPE_NAMES)
+                raise ColibriError(Code.ARGUMENT, f"{key} dtype {name!r}, known: {known}")
+            else:
+                values[key] = DTYPE_NAMES[name]
+        return cls(**values)
+
+    def choose(self, scope: Scope, layer: int | None, role: Role) -> DType:
+        """Dtype of one matrix."""
+        if scope == Scope.EXPERT:
+            return self.experts
+        if role == Role.EMBEDDING and self.embeddings is not None:
+            return self.embeddings
+        if role == Role.HEAD and self.head is not None:
+            return self.head
+        if role in (Role.ROUTER, Role.SHARED_ROUTER):
+            return self.router
+        return self.trunk
+
+    def names(self) -> dict[str, str]:
+        """For the provenance."""
+        return {
+            "experts": self.experts.name.lower(),
+            "trunk": self.trunk.name.lower(),
+            "router": self.router.name.lower(),
+            "head": (self.head if self.head is not None else self.trunk).name.lower(),
+            "embeddings": (self.embeddings if self.embeddings is not None else self.trunk).name.lower(),
+            "int4_method": self.int4_method,
+        }
+
+
+@dataclass
+class Job:
+    """Everything that a `.colibri` file is made from."""
+
+    records: Records
+    rows: RowSource
+    precision: Precision
+    tokenizer: bytes | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Report:
+    """What a conversion did: errors by tensor name, in file order."""
+
+    path: Path
+    file_bytes: int
+    root: str
+    seconds: float
+    errors: dict[str, tuple[DType, ErrorStats]]
+
+    def by_role(self) -> dict[tuple[str, DType], tuple[int, ErrorStats]]:
+        """(role, dtype) to (tensors, error over all of them)."""
+        table: dict[tuple[str, DType], tuple[int, ErrorStats]] = {}
+        for name, (dtype, stats) in self.errors.items():
+            key = (name.rsplit(" ", 1)[-1], dtype)
+            count, total = table.get(key, (0, ErrorStats()))
+            total.add(stats)
+            table[key] = (count + 1, total)
+        return table
+
+    def lines(self) -> Iterator[str]:
+        """The error report as text, a line per role."""
+        yield f"{'role':<16} {'dtype':<5} {'tensors':>7} {'values':>12} {'rel. rms error':>14} {'largest':>10}"
+        for (role, dtype), (count, stats) in self.by_role().items():
+            yield (
+                f"{role:<16} {dtype.name.lower():<5} {count:>7} {stats.elements:>12} "
+                f"{stats.relative:>14.6f} {stats.largest:>10.6f}"
+            )
+
+
+class Progress:
+    """Progress on stderr: a bar when tqdm is there and stderr is a terminal, else plain lines."""
+
+    def __init__(self, total: int, quiet: bool = False) -> None:
+        self._done, self._total, self._shown = 0, total, 0
+        self._quiet = quiet
+        self._bar: Any = None
+        if not quiet and sys.stderr.isatty():
+            try:
+                tqdm: Any = importlib.import_module("tqdm").tqdm
+            except ImportError:
+                return
+            self._bar = tqdm(total=total, unit="B", unit_scale=True, file=sys.stderr)
+
+    def add(self, size: int) -> None:
+        """`size` more bytes are done."""
+        self._done += size
+        if self._bar is not None:
+            self._bar.update(size)
+        elif not self._quiet and self._total:
+            tenth = self._done * 10 // self._total
+            if tenth > self._shown:
+                self._shown = tenth
+                print(f"{tenth * 10:3d} %  {self._done >> 20} MiB", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+@dataclass(frozen=True)
+class _Part:
+    slot: Slot
+    first: int
+    end: int
+
+
+def _parts(slot: Slot) -> list[_Part]:
+    rows = slot.tensor.rows
+    step = part_rows(slot.tensor.columns)
+    return [_Part(slot, at, min(at + step, rows)) for at in range(0, rows, step)]
+
+
+def run_job(job: Job, output: str | os.PathLike[str], threads: int = 0, quiet: bool = False) -> Report:
+    """Write the file of `job`; `threads` 0 = the processors of this machine, at most 4."""
+    begin = time.monotonic()
+    threads = threads or min(len(os.sched_getaffinity(0)), 4)
+    errors: dict[str, tuple[DType, ErrorStats]] = {}
+
+    def work(part: _Part) -> tuple[bytes, ErrorStats]:
+        tensor = part.slot.tensor
+        values = job.rows(part.slot, part.first, part.end)
+        shape = (part.end - part.first, tensor.columns)
+        if values.shape != shape:
+            raise ColibriError(Code.INTERNAL, f"{part.slot.name}: rows of {values.shape}, not {shape}")
+        return encode(values, tensor.dtype, tensor.layout, part.slot.name, job.precision.int4_method)
+
+    def results(slots: list[Slot], pool: ThreadPoolExecutor) -> Iterator[bytes]:
+        queue: deque[tuple[_Part, Future[tuple[bytes, ErrorStats]]]] = deque()
+        parts = (part for slot in slots for part in _parts(slot))
+        for part in islice(parts, threads + 2):
+            queue.append((part, pool.submit(work, part)))
+        while queue:
+            part, future = queue.popleft()
+            data, stats = future.result()
+            for following in islice(parts, 1):
+                queue.append((following, pool.submit(work, following)))
+            name = part.slot.name
+            errors.setdefault(name, (part.slot.tensor.dtype, ErrorStats()))[1].add(stats)
+            yield data
+
+    writer = ModelWriter(output, job.records, job.precision.choose, job.tokenizer, job.provenance)
+    progress = Progress(writer.file_bytes, quiet)
+    pool = ThreadPoolExecutor(threads)
+    try:
+        with writer:
+            stream = results(writer.slots, pool)
+            for slot in writer.slots:
+                writer.write(slot, islice(stream, len(_parts(slot))))
+                progress.add(slot.tensor.size)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        progress.close()
+    seconds = time.monotonic() - begin
+    return Report(Path(output), writer.file_bytes, writer.root.hex(), seconds, errors)

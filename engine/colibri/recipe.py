@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: MIT
+"""Model recipes (configs/models/*.toml): models that are made rather than downloaded.
+
+Two kinds. `random`: a seeded tiny decoder with really different experts and odd sizes, for tests.
+`upcycled`: a dense checkpoint whose feed-forward block becomes several experts, each a copy with a
+seeded relative perturbation, so that the text stays good and the memory behaves like a real MoE.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colibri._families import GGUF
+from colibri._spec import Code, Family, Pretokenizer, Role, Scope
+from colibri._unicode import CLASS_RANGES, UNICODE_VERSION
+from colibri.checkpoint import digest_of
+from colibri.convert import (
+    check_names,
+    gguf_shape,
+    limit_context,
+    named_rows,
+    provenance,
+    tokenizer_section,
+    unpermuted,
+)
+from colibri.errors import ColibriError
+from colibri.families import DecoderShape, decoder_records
+from colibri.format import tensor_groups
+from colibri.gguf_reader import Gguf
+from colibri.job import Job, Precision, RowSource
+from colibri.layout import F32
+from colibri.noise import coarse_normal, normal, stream_seed
+from colibri.records import required_tensors
+from colibri.tokenizer import Merge, TokenizerSpec
+from colibri.writer import Slot
+
+_EXPERT_SOURCE = {"expert_gate": "ffn_gate", "expert_up": "ffn_up", "expert_down": "ffn_down"}
+_RANDOM_FIELDS = {
+    "hidden": int,
+    "vocabulary": int,
+    "layers": int,
+    "context_tokens": int,
+    "heads": int,
+    "kv_heads": int,
+    "head_dim": int,
+    "intermediate": int,
+    "experts": int,
+    "top_k": int,
+    "rope_theta": float,
+    "norm_eps": float,
+    "tied_head": bool,
+}
+_UPCYCLED_FIELDS = {
+    "context_tokens": int,
+    "experts": int,
+    "top_k": int,
+    "perturbation": float,
+    "router_deviation": float,
+}
+
+
+def _error(path: Path, message: str) -> ColibriError:
+    return ColibriError(Code.ARGUMENT, f"{path}: {message}")
+
+
+def _table(path: Path, recipe: dict[str, Any], name: str) -> dict[str, Any]:
+    table = recipe.get(name, {})
+    if not isinstance(table, dict):
+        raise _error(path, f"{name} must be a table")
+    return table
+
+
+def _fields(path: Path, table: dict[str, Any], known: dict[str, type], optional: dict[str, Any]) -> dict[str, Any]:
+    """Values of a [model] table; unknown, missing and mistyped keys are refused."""
+    for key, value in table.items():
+        kind = known.get(key, type(optional.get(key)))
+        if key not in known and key not in optional:
+            raise _error(path, f"model.{key} is unknown; known: {', '.join([*known, *optional])}")
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise _error(path, f"model.{key} is {value!r}, must be a {kind.__name__}")
+    missing = [key for key in known if key not in table]
+    if missing:
+        raise _error(path, f"model.{missing[0]} is missing")
+    return {**optional, **table}
+
+
+# --------------------------------------------------------------------------- random
+
+
+def byte_tokenizer(specials: list[str], merges: list[str], end: str, user: str, assistant: str) -> TokenizerSpec:
+    """A byte-level BPE of 256 bytes, merged tokens and special tokens, in this order of ids."""
+    tokens = [bytes([value]) for value in range(256)]
+    ids = {token: i for i, token in enumerate(tokens)}
+    rows: list[Merge] = []
+    for rank, line in enumerate(merges):
+        left, right = (part.replace("_", " ").encode() for part in line.split())
+        if left not in ids or right not in ids:
+            raise ColibriError(Code.ARGUMENT, f"merge {line!r} uses a token that no earlier merge made")
+        merged = left + right
+        if merged in ids:
+            raise ColibriError(Code.ARGUMENT, f"merge {line!r} makes a token that exists")
+        ids[merged] = len(tokens)
+        rows.append((ids[left], ids[right], rank, len(tokens)))
+        tokens.append(merged)
+    base = len(tokens)
+    tokens += [name.encode() for name in specials]
+    special_ids = {name: base + i for i, name in enumerate(specials)}
+    return TokenizerSpec(
+        tokens=tokens,
+        merges=sorted(rows),
+        pretokenizer=Pretokenizer.SMOLLM,
+        specials=sorted(special_ids.values()),
+        ends=[special_ids[end]],
+        chat_prefix=[special_ids[user]],
+        chat_suffix=[special_ids[end], special_ids[assistant]],
+        class_ranges=list(CLASS_RANGES),
+        unicode_version=UNICODE_VERSION,
+    )
+
+
+def random_rows(seed: int, scales: dict[str, float], hidden: int) -> RowSource:
+    """Seeded normal values: norms around 1, matrices of deviation scale / sqrt(inputs)."""
+
+    def rows(slot: Slot, first: int, end: int) -> F32:
+        tensor = slot.tensor
+        role = tensor.role.name.lower()
+        stream = stream_seed(seed, slot.name)
+        values = normal(stream, first * tensor.columns, (end - first) * tensor.columns)
+        values = values.reshape(end - first, tensor.columns)
+        if role.endswith("_norm"):
+            return np.float32(1) + values * np.float32(scales["norm"])
+        # sqrt is correctly rounded everywhere, unlike pow.
+        root = np.sqrt(np.float32(tensor.columns))
+        scale = np.float32(scales.get(role, scales["default"])) / root
+        result: F32 = values * scale
+        return result
+
+    return rows
+
+
+def random_job(path: Path, recipe: dict[str, Any], precision: Precision) -> Job:
+    """The job of a `random` recipe."""
+    model = _fields(path, _table(path, recipe, "model"), _RANDOM_FIELDS, {"window_tokens": 0})
+    records = decoder_records(DecoderShape(family=Family.MIXTRAL, **model))
+    scales = {"default": 1.0, "norm": 0.1, **_table(path, recipe, "weights")}
+    section = None
+    if "tokenizer" in recipe:
+        table = _table(path, recipe, "tokenizer")
+        try:
+            section = tokenizer_section(lambda: byte_tokenizer(**table), records)
+        except (TypeError, KeyError, ValueError) as error:
+            raise _error(path, f"tokenizer table: {error}") from error
+    seed = int(recipe.get("seed", 0))
+    origin = {"kind": "random", "seed": seed, "weights": scales}
+    rows = random_rows(seed, scales, records.model.hidden)
+    more = {"name": recipe.get("name", path.stem), "license": _license(path, recipe)}
+    return Job(records, rows, precision, section, provenance(origin, precision, **more))
+
+
+# --------------------------------------------------------------------------- upcycled
+
+
+def find_source(path: Path, table: dict[str, Any], override: Path | None) -> Path:
+    """The checkpoint of a recipe: `override`, or a data file of an installed Python package."""
+    name, package, digest = (table.get(key, "") for key in ("file", "package", "sha256"))
+    if override is None:
+        spec = importlib.util.find_spec(package) if package else None
+        folders = list(spec.submodule_search_locations or []) if spec is not None else []
+        found = [Path(folder) / name for folder in folders if (Path(folder) / name).is_file()]
+        if not found:
+            raise ColibriError(
+                Code.OPEN,
+                f"{path}: the source {name} of the Python package {package} is not there; "
+                f"pip install {package.replace('_', '-')}, or give the file with --source",
+            )
+        override = found[0]
+    elif not override.is_file():
+        raise ColibriError(Code.OPEN, f"{override}: no such file")
+    if digest and digest_of(override) != digest:
+        raise ColibriError(
+            Code.ARGUMENT, f"{override} is not the file that {path.name} names: its SHA-256 is not {digest}"
+        )
+    return override
+
+
+def upcycled_rows(
+    base: RowSource, source: Gguf, names: dict[str, str], seed: int, perturbation: float, router_deviation: float
+) -> RowSource:
+    """Experts are w * (1 + perturbation * noise) of the dense block, routers are noise."""
+    amount = np.float32(perturbation)
+    router = np.float32(router_deviation)
+
+    def rows(slot: Slot, first: int, end: int) -> F32:
+        tensor = slot.tensor
+        role = tensor.role.name.lower()
+        columns = tensor.columns
+        if tensor.role == Role.ROUTER:
+            values = normal(stream_seed(seed, slot.name), first * columns, (end - first) * columns)
+            noise: F32 = values.reshape(end - first, columns) * router
+            return noise
+        if tensor.scope != Scope.EXPERT:
+            return base(slot, first, end)
+        dense = source.rows(names[_EXPERT_SOURCE[role]].format(layer=tensor.layer), first, end)
+        values = coarse_normal(stream_seed(seed, slot.name), first * columns, (end - first) * columns)
+        values *= amount
+        values += np.float32(1)
+        dense *= values.reshape(dense.shape)
+        return dense
+
+    return rows
+
+
+def upcycled_job(path: Path, recipe: dict[str, Any], precision: Precision, override: Path | None) -> Job:
+    """The job of an `upcycled` recipe."""
+    model = _fields(path, _table(path, recipe, "model"), _UPCYCLED_FIELDS, {})
+    table = _table(path, recipe, "source")
+    file = find_source(path, table, override)
+    source = Gguf(file)
+    records = decoder_records(gguf_shape(source, model["experts"], model["top_k"]))
+    limit_context(records, model["context_tokens"])
+    names: dict[str, str] = GGUF[source.value("general.architecture")]["tensors"]
+    expected: dict[str, tuple[int, ...]] = {}
+    for scope, layer in tensor_groups(records):
+        for role, shape in required_tensors(records, scope, layer).items():
+            key = _EXPERT_SOURCE.get(role.name.lower(), role.name.lower())
+            if role != Role.ROUTER:
+                matrix = (shape.rows, shape.columns) if shape.layout else (shape.columns,)
+                expected[names[key].format(layer=layer)] = matrix
+    check_names(source, expected, [])
+    section = tokenizer_section(lambda: TokenizerSpec.from_gguf_metadata(source.metadata()), records)
+    seed = int(recipe.get("seed", 0))
+    base = unpermuted(named_rows(source, names), records)
+    rows = upcycled_rows(base, source, names, seed, model["perturbation"], model["router_deviation"])
+    origin = {
+        "kind": "upcycled",
+        "name": source.value("general.name"),
+        "sha256": {file.name: digest_of(file)},
+        "seed": seed,
+        **{key: model[key] for key in ("experts", "top_k", "perturbation", "router_deviation")},
+    }
+    more = {"name": recipe.get("name", path.stem), "license": _license(path, recipe)}
+    return Job(records, rows, precision, section, provenance(origin, precision, **more))
+
+
+def _license(path: Path, recipe: dict[str, Any]) -> dict[str, str]:
+    """SPDX identifier, notice and full text of the licence of the weights."""
+    table = dict(_table(path, recipe, "license"))
+    name = table.pop("file", None)
+    if name is not None:
+        try:
+            table["text"] = (path.parent / name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ColibriError(Code.OPEN, f"{path.parent / name}: {error.strerror}") from error
+    return table
+
+
+def load_recipe(
+    path: str | os.PathLike[str], overrides: dict[str, str] | None = None, source: Path | None = None
+) -> Job:
+    """The job of a recipe file; `overrides` replaces entries of its [dtypes] table."""
+    where = Path(path)
+    try:
+        recipe = tomllib.loads(where.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ColibriError(Code.OPEN, f"{where}: {error.strerror}") from error
+    except ValueError as error:
+        raise _error(where, f"not TOML: {error}") from error
+    precision = Precision.from_names({**_table(where, recipe, "dtypes"), **(overrides or {})})
+    kind = recipe.get("kind")
+    if kind == "random":
+        return random_job(where, recipe, precision)
+    if kind == "upcycled":
+        return upcycled_job(where, recipe, precision, source)
+    raise _error(where, f"kind is {kind!r}, known: random, upcycled")
