@@ -36,6 +36,60 @@ engine: setup-build ## library and colibrictl; takes CROSS_COMPILE CC CFLAGS LDF
 	@$(VENV)/python $(SUPPORT)/engine.py --cross-compile='$(CROSS_COMPILE)' --cc='$(GIVEN_CC)' \
 		--cflags='$(CFLAGS)' --ldflags='$(LDFLAGS)' --builtin-memcpy='$(USE_BUILTIN_MEMCPY)'
 
+.PHONY: engine-musl
+engine-musl: setup ## static musl programs: build/aarch64-linux-musl and build/arm-linux-musleabihf
+	@$(VENV)/python $(SUPPORT)/engine.py --name=aarch64-linux-musl --ldflags=-static \
+		--cc='$(abspath $(VENV))/python -m ziglang cc -target aarch64-linux-musl'
+	@$(VENV)/python $(SUPPORT)/engine.py --name=arm-linux-musleabihf --ldflags=-static \
+		--cc='$(abspath $(VENV))/python -m ziglang cc -target arm-linux-musleabihf -mcpu=cortex_a7'
+
+.PHONY: models
+models: setup-demo engine ## convert the tiny and the demo model, with golden results, into build/models
+	@$(VENV)/python $(SUPPORT)/models.py tiny demo
+
+.PHONY: image
+image: models ## kernel, root file system and model disk for QEMU, in build/image
+	@$(VENV)/python $(SUPPORT)/image.py
+
+.PHONY: demo
+demo: image ## boot the image and ask the model a question
+	@$(VENV)/python tests/smoke/demo.py --image build/image
+
+.PHONY: run
+run: image ## boot the image with a console (leave with: poweroff, or Ctrl-A X)
+	@$(VENV)/python tests/smoke/demo.py --image build/image --interactive
+
+.PHONY: test
+test: ## everything: set-up, host, parity, qemu-user, boot; closes with one line of counts
+	$(SETUP) build
+	@$(VENV)/python $(SUPPORT)/suites.py setup host parity qemu-user boot
+
+.PHONY: test-host test-parity test-qemu-user test-boot
+test-host: setup ## C and Python tests, linters, sanitizers, clang
+test-parity: setup ## against transformers and torch
+test-qemu-user: setup ## C tests as AArch64 and 32-bit ARM programs
+test-boot: setup ## inside the booted image
+test-host test-parity test-qemu-user test-boot: test-%:
+	@$(VENV)/python $(SUPPORT)/suites.py $*
+
+.PHONY: lint check-gen sanitizers clang reproducible fuzz
+lint: setup ## ruff, mypy --strict, generated files
+check-gen: setup ## generated files are what their sources say
+sanitizers: setup ## C tests under ASan+UBSan and TSan
+clang: setup ## engine and C tests with clang
+reproducible: setup ## two builds in different folders give the same bytes
+fuzz: setup ## a minute of each fuzz target
+lint check-gen sanitizers clang reproducible fuzz:
+	@$(VENV)/python $(SUPPORT)/suites.py $@
+
+.PHONY: bench
+bench: engine ## kernel speeds of this machine
+	@build/host/checkkernels --bench
+
+.PHONY: dist
+dist: setup-build ## release tarball of engine/: dist/colibri-VERSION.tar.gz, the same bytes every time
+	@$(VENV)/python $(SUPPORT)/dist.py
+
 .PHONY: clean
 clean: ## remove build/ except the Python environment (caches stay in ~/.cache/colibri)
 	@find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} + 2>/dev/null || true

@@ -201,7 +201,7 @@ def main() -> int:
         options = list(arguments.option)
         if "-static" in chain.ldflags:
             chain.ldflags.remove("-static")
-            options.append("-Dstatic_tools=true")
+            options += ["-Dstatic_tools=true", "-Ddefault_library=static"]
         if arguments.builtin_memcpy not in ("", "0"):
             options.append("-Duse_builtin_memcpy=true")
         plain = chain.native and not (arguments.cc or chain.cflags or chain.ldflags)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: MIT
+"""What each test suite runs. tests/support/suites.py runs it, counts and prints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BUILD = REPOSITORY / "build"
+HOST = BUILD / "host"
+AARCH64 = BUILD / "aarch64-linux-gnu"
+ARM = BUILD / "arm-linux-gnueabihf"
+IMAGE = BUILD / "image"
+MODELS = BUILD / "models"
+JUNIT = "@JUNIT@"  # replaced by the path of the step's JUnit file
+NOTE = "note: "  # lines of a step's output that are shown to the reader
+PYTHON = sys.executable
+SUPPORT = REPOSITORY / "tests" / "support"
+CONFIG = REPOSITORY / "engine" / "pyproject.toml"
+
+# Names under which the tests find what was built.
+ENVIRONMENT = {
+    "COLIBRI_NATIVE_BUILD": str(HOST),
+    "COLIBRI_LIBRARY": str(HOST / "libcolibri.so"),
+    "COLIBRI_AARCH64_BIN": str(AARCH64),
+    "COLIBRI_MODELS": str(MODELS),
+    "PYTHONPATH": str(REPOSITORY / "engine"),
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
+
+@dataclass
+class Step:
+    """One command of a suite."""
+
+    name: str
+    command: list[str]
+    counts: bool = True  # counts as one test when it writes no JUnit file
+    needed: bool = False  # the steps behind it make no sense when it fails
+    junit: str = ""  # a JUnit file with a fixed place (meson's)
+    environment: dict[str, str] = field(default_factory=lambda: dict(ENVIRONMENT))
+
+
+def script(name: str, *arguments: str) -> list[str]:
+    """A program of tests/support."""
+    return [PYTHON, str(SUPPORT / name), *arguments]
+
+
+def engine(folder: str, *arguments: str) -> Step:
+    """Compile the engine into build/FOLDER."""
+    return Step(f"build-{folder}", script("engine.py", "--name", folder, *arguments), counts=False, needed=True)
+
+
+def pytest(name: str, *arguments: str, **environment: str) -> Step:
+    """Run pytest on folders of tests/."""
+    return Step(
+        name,
+        [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={JUNIT}", *arguments],
+        environment={**ENVIRONMENT, **environment},
+    )
+
+
+def meson_tests(name: str, folder: Path, **environment: str) -> Step:
+    """Run the C tests of a build folder."""
+    meson = shutil.which("meson", path=f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}")
+    return Step(
+        name,
+        [meson or "meson", "test", "-C", str(folder), "--no-rebuild", "--print-errorlogs", "--num-processes", "2"],
+        junit=str(folder / "meson-logs" / "testlog.junit.xml"),
+        environment={**ENVIRONMENT, **environment},
+    )
+
+
+def mypy(name: str, *targets: str, path: str = "") -> Step:
+    """Check the types of some folders."""
+    step = Step(
+        name,
+        [PYTHON, "-m", "mypy", "--config-file", str(CONFIG), "--cache-dir", str(BUILD / "mypy"), *targets],
+    )
+    step.environment["MYPYPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY / "engine"), path)))
+    return step
+
+
+def setup() -> list[Step]:
+    """Machine, engine builds, models, image: everything later suites read."""
+    return [
+        Step("machine", script("setup_machine.py", "test"), counts=False, needed=True),
+        engine("host", "--option=-Dwerror=true"),
+        engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", "--option=-Dwerror=true"),
+        Step("models", script("models.py", "tiny", "demo"), counts=False, needed=True),
+        Step("image", script("image.py"), counts=False),
+    ]
+
+
+def lint() -> list[Step]:
+    """Checks that read the sources."""
+    return [
+        Step("ruff", [PYTHON, "-m", "ruff", "check", "--no-cache", "--config", str(CONFIG), "engine", "configs", "tests"]),
+        mypy("mypy-package", "-p", "colibri"),
+        mypy("mypy-support", "tests/support"),
+        Step("generated-format", [PYTHON, "engine/spec/generate.py", "--check"]),
+    ]
+
+
+SANITIZERS = (
+    ("asan", "address,undefined", {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}),
+    ("tsan", "thread", {"TSAN_OPTIONS": "halt_on_error=1"}),
+)
+
+
+def sanitizers() -> list[Step]:
+    """The C tests under AddressSanitizer with UndefinedBehaviorSanitizer, and ThreadSanitizer."""
+    steps = []
+    for name, kinds, variables in SANITIZERS:
+        options = [f"-Db_sanitize={kinds}", "-Ddefault_library=static"]
+        steps += [
+            engine(name, "--cflags=-g -fno-sanitize-recover=all", *(f"--option={option}" for option in options)),
+            meson_tests(f"c-tests-{name}", BUILD / name, **variables),
+        ]
+    return steps
+
+
+def clang() -> list[Step]:
+    """The engine and its C tests, compiled by clang."""
+    return [
+        engine("clang", "--cc=clang", "--option=-Dwerror=true"),
+        meson_tests("c-tests-clang", BUILD / "clang"),
+    ]
+
+
+def host() -> list[Step]:
+    """All that runs on the build machine."""
+    return [
+        *lint(),
+        engine("host", "--option=-Dwerror=true"),
+        meson_tests("c-tests-gcc", HOST),
+        *clang(),
+        *sanitizers(),
+        pytest("unit", "tests/unit"),
+    ]
+
+
+def parity() -> list[Step]:
+    """Against transformers and torch."""
+    return [pytest("parity", "tests/parity")]
+
+
+def qemu_user() -> list[Step]:
+    """The C tests as AArch64 and 32-bit ARM programs."""
+    return [
+        engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", "--option=-Dwerror=true"),
+        meson_tests("c-tests-aarch64", AARCH64),
+        engine("arm-linux-gnueabihf", "--cross-compile=arm-linux-gnueabihf-", "--ldflags=-static"),
+        meson_tests("c-tests-arm", ARM),
+    ]
+
+
+def boot() -> list[Step]:
+    """Inside the booted image."""
+    return [
+        Step("image", script("image.py"), counts=False, needed=True),
+        pytest("boot", "tests/boot", f"--image={IMAGE}", f"--boot-logs={BUILD / 'boot-logs'}"),
+    ]
+
+
+# name -> budget in minutes, steps
+SUITES: dict[str, tuple[float, Callable[[], list[Step]]]] = {
+    "setup": (8, setup),
+    "host": (6, host),
+    "parity": (4, parity),
+    "qemu-user": (3, qemu_user),
+    "boot": (6, boot),
+}

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: MIT
+"""Run test suites in order, with a time budget each, and close with one line of counts.
+
+    build/venv/bin/python tests/support/suites.py [setup] [host] [parity] [qemu-user] [boot]
+
+Each step writes its whole output to build/test-logs/SUITE-STEP.log; failures show the end of it.
+Everything that was skipped is listed with its reason, and which instruction sets and images ran.
+The exit code is 0 only when nothing failed. Going over a budget is shown, not failed: machines
+are shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import steps
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOGS = REPOSITORY / "build" / "test-logs"
+SHOWN_LINES = 60
+
+
+@dataclass
+class Counts:
+    """Results of some tests."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    reasons: list[str] = field(default_factory=list)  # one line per skip
+
+    def add(self, other: Counts) -> None:
+        """Sum."""
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+        self.reasons += other.reasons
+
+
+@dataclass
+class SuiteResult:
+    """One row of the closing table."""
+
+    name: str
+    budget_minutes: float
+    seconds: float
+    counts: Counts
+
+
+def read_junit(path: Path) -> Counts:
+    """Counts of a JUnit file, by pytest or by meson."""
+    counts = Counts()
+    for case in ET.parse(path).getroot().iter("testcase"):
+        name = "::".join(filter(None, (case.get("classname"), case.get("name"))))
+        skip = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            counts.failed += 1
+        elif skip is not None:
+            counts.skipped += 1
+            counts.reasons.append(f"{name}: {skip.get('message') or skip.text or 'no reason given'}")
+        else:
+            counts.passed += 1
+    return counts
+
+
+def run_step(suite: str, step: steps.Step) -> Counts:
+    """Run one step, report it in one line, return its counts."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"{suite}-{step.name}.log"
+    junit = Path(step.junit) if step.junit else LOGS / f"{suite}-{step.name}.xml"
+    junit.unlink(missing_ok=True)
+    start = time.monotonic()
+    with log.open("w") as output:
+        result = subprocess.run(
+            [part.replace(steps.JUNIT, str(junit)) for part in step.command],
+            cwd=REPOSITORY, env={**os.environ, **step.environment}, stdout=output,
+            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    seconds = time.monotonic() - start
+    if junit.exists():
+        counts = read_junit(junit)
+        total = counts.passed + counts.failed + counts.skipped
+        if total == 0 or (result.returncode and not counts.failed):
+            counts.failed += 1
+    elif step.counts:
+        counts = Counts(failed=1) if result.returncode else Counts(passed=1)
+    else:
+        counts = Counts(failed=1) if result.returncode else Counts()
+    words = "FAILED" if counts.failed else "ok"
+    detail = f"{counts.passed} passed" if step.counts or counts.passed else "done"
+    if counts.failed:
+        detail += f", {counts.failed} failed"
+    if counts.skipped:
+        detail += f", {counts.skipped} skipped"
+    print(f"  {step.name:<22} {words:<7} {detail:<34} {seconds:6.1f} s", flush=True)
+    text = log.read_text(errors="replace").splitlines()
+    for line in text:
+        if line.startswith(steps.NOTE):
+            print(f"      {line.removeprefix(steps.NOTE)}", flush=True)
+    if counts.failed:
+        print(f"      ---- end of {log.relative_to(REPOSITORY)}")
+        for line in text[-SHOWN_LINES:]:
+            print(f"      {line}")
+        print(f"      ---- {' '.join(step.command)}", flush=True)
+    return counts
+
+
+def run_suite(name: str, budget: float, make: Callable[[], list[steps.Step]]) -> SuiteResult:
+    """Run all steps of a suite; a failed step that later ones need ends it."""
+    print(f"{name}: budget {budget:g} min", flush=True)
+    start = time.monotonic()
+    counts = Counts()
+    for step in make():
+        got = run_step(name, step)
+        counts.add(got)
+        if got.failed and step.needed:
+            print(f"  the steps after {step.name} need it and are not run", flush=True)
+            break
+    return SuiteResult(name, budget, time.monotonic() - start, counts)
+
+
+def report(results: list[SuiteResult], seconds: float) -> int:
+    """Print skips, the table of budgets and the closing line; the exit code."""
+    total = Counts()
+    for result in results:
+        total.add(result.counts)
+    print()
+    if total.reasons:
+        print("skipped:")
+        for reason in total.reasons:
+            print(f"  {reason}")
+    print(f"{'suite':<12} {'passed':>7} {'failed':>7} {'skipped':>8} {'minutes':>8} {'budget':>7}")
+    for result in results:
+        minutes = result.seconds / 60
+        over = "  over its budget" if minutes > result.budget_minutes else ""
+        counts = result.counts
+        print(
+            f"{result.name:<12} {counts.passed:>7} {counts.failed:>7} {counts.skipped:>8} "
+            f"{minutes:>8.1f} {result.budget_minutes:>7g}{over}"
+        )
+    print(f"{'all':<12} {'':>7} {'':>7} {'':>8} {seconds / 60:>8.1f}")
+    print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped", flush=True)
+    return 1 if total.failed or not total.passed else 0
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(steps.SUITES))
+    parser.add_argument("--only", metavar="STEP", help="run the steps whose name contains this")
+    arguments = parser.parse_args()
+    names = arguments.suites or list(steps.SUITES)
+    unknown = [name for name in names if name not in steps.SUITES]
+    if unknown:
+        parser.error(f"unknown suite {unknown[0]!r}; known: {', '.join(steps.SUITES)}")
+    start = time.monotonic()
+    results = []
+    for name in names:
+        budget, make = steps.SUITES[name]
+        if arguments.only:
+            chosen = [step for step in make() if arguments.only in step.name]
+            results.append(run_suite(name, budget, lambda chosen=chosen: chosen))  # type: ignore[misc]
+        else:
+            results.append(run_suite(name, budget, make))
+        if name == "setup" and results[-1].counts.failed:
+            break
+    return report(results, time.monotonic() - start)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
