@@ -412,12 +412,6 @@ def route(logits: F32, rule: RouterRule, selection_bias: F32 | None = None) -> t
     Returns ids int32 (tokens, top_k) and weights (tokens, top_k).
     """
     check_finite(logits, "router logits")
-    softmax = rule.score in (RouterScore.SOFTMAX_ALL, RouterScore.SOFTMAX_CHOSEN)
-    if softmax and selection_bias is not None:
-        raise UnsupportedError(
-            "router: a selection bias with a softmax score is not defined by docs/arithmetic.md; "
-            "use score sigmoid or logits"
-        )
     selection = sigmoid(logits) if rule.score == RouterScore.SIGMOID else logits
     if selection_bias is not None:
         selection = selection + selection_bias
@@ -426,7 +420,8 @@ def route(logits: F32, rule: RouterRule, selection_bias: F32 | None = None) -> t
     chosen = np.take_along_axis(logits, ids, axis=1)
     by_sum = rule.normalise == RouterNormalise.SUM
     if rule.score == RouterScore.SOFTMAX_CHOSEN or (rule.score == RouterScore.SOFTMAX_ALL and by_sum):
-        e = exp(chosen - chosen[:, :1])
+        # The first has the highest logit, unless a selection bias chose otherwise.
+        e = exp(chosen - chosen.max(axis=1, keepdims=True))
         weights = e / reduce8(e)[:, None]
     elif rule.score == RouterScore.SOFTMAX_ALL:
         e = exp(logits - logits.max(axis=1, keepdims=True))
@@ -435,7 +430,9 @@ def route(logits: F32, rule: RouterRule, selection_bias: F32 | None = None) -> t
         weights = sigmoid(chosen) if rule.score == RouterScore.SIGMOID else chosen
         if by_sum:
             weights = weights / (reduce8(weights) + np.float32(rule.normalise_eps))[:, None]
-    return ids, weights * np.float32(rule.routed_scale)
+    weights = weights * np.float32(rule.routed_scale)
+    check_finite(weights, "router weights")
+    return ids, weights
 
 
 def add_scaled(acc: F32, scale: F32 | np.float32, x: F32) -> F32:

@@ -125,7 +125,18 @@ SHAPES: dict[str, Shape] = {
              "router_normalise": RouterNormalise.NONE, "router_bias": 1},
         ffn={"gated": 0, "bias": 1, "activation": Activation.GELU_TANH},
     ),
-    "gpt_oss_router": Shape(
+    "plain_experts": Shape(
+        dense_layers=(0, 2), no_rope_layers=(0, 1, 2), top_k=1, rope_pairs=0, attention={"o_bias": 1},
+        moe={"gated": 0, "activation": Activation.GELU_TANH, "threshold": 0.3,
+             "router_normalise": RouterNormalise.NONE, "router_bias": 1},
+        ffn={"gated": 0, "activation": Activation.RELU},
+    ),
+    "clamped": Shape(
+        attention={"q_bias": 1, "kv_bias": 1, "o_bias": 1, "window_tokens": 9},
+        moe={"router_score": RouterScore.SOFTMAX_CHOSEN, "router_bias": 1,
+             "activation": Activation.SWIGLU_CLAMPED, "clamp": 0.7, "alpha": 1.702},
+    ),
+    "gpt_oss": Shape(
         attention={"q_bias": 1, "kv_bias": 1, "o_bias": 1, "window_tokens": 9, "sinks": 1},
         moe={"router_score": RouterScore.SOFTMAX_CHOSEN, "router_bias": 1, "bias": 1,
              "activation": Activation.SWIGLU_CLAMPED, "clamp": 7.0, "alpha": 1.702},
@@ -136,6 +147,8 @@ SHAPES: dict[str, Shape] = {
     "post_norms": Shape(layer={"norm_places": 15}),
     "parallel": Shape(layer={"norm_places": int(NormPlace.PRE_MIXER), "parallel": 1}),
 }  # fmt: skip
+# Valid records that the C engine of this version refuses; the numpy reference runs them.
+REFERENCE_ONLY = ("deepspeed", "gpt_oss", "parallel")
 MIXTRALS = ("mixtral", "mixtral_f32", "window_tied", "one_expert_wide", "f16_trunk")
 
 

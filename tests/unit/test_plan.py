@@ -46,7 +46,8 @@ def test_the_rows_of_a_small_model_are_those_of_the_document() -> None:
     assert found.mapped_bytes == 1_003_520
     assert found.arena_bytes == up(found.kv_bytes + found.activation_bytes + found.table_bytes, 4096)
     assert found.total_bytes == found.mapped_bytes + found.arena_bytes + 262144 + 4194304
-    assert [name for name, _ in found.rows()] == ["mapped", "kv", "activation", "table", "stack", "arena", "process", "total"]
+    names = ["mapped", "kv", "activation", "table", "stack", "arena", "process", "total"]
+    assert [name for name, _ in found.rows()] == names
 
 
 def test_defaults_are_those_of_the_header() -> None:

@@ -180,17 +180,17 @@ def test_an_overflow_is_an_error_and_not_an_infinity(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "fields"),
+    "shape",
     [
-        ("model", {"logits_softcap": 30.0}),
-        ("attention", {"softcap": 50.0}),
-        ("attention", {"output_gate": 1}),
-        ("moe", {"groups": 5, "groups_chosen": 2}),
+        Shape(model={"logits_softcap": 30.0}),
+        Shape(attention={"softcap": 50.0}),
+        Shape(attention={"output_gate": 1}),
+        Shape(moe={"groups": 5, "groups_chosen": 2}),
     ],
 )
-def test_records_that_ask_for_an_undefined_operator_are_refused(make: Any, block: str, fields: dict[str, Any]) -> None:
+def test_records_that_ask_for_an_undefined_operator_are_refused(make: Any, shape: Shape) -> None:
     with pytest.raises(ColibriError) as caught:
-        make(replace(SHAPES["mixtral"], **{block: fields}))
+        make(shape)
     assert caught.value.code == Code.UNSUPPORTED
 
 

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: MIT
+"""One bit pattern: the numpy reference and every engine give the same ids and the same logits.
+
+The hash is over the float32 logits that chose each token, so one differing bit anywhere in the
+forward pass turns a test red. Engines: C reference and vector kernels of this machine, threads,
+batch sizes, prompt splits, KV types; and the AArch64 program under qemu-aarch64.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from colibri._spec import Code
+from colibri.engine import Engine, Session, isas_available, split_prompt
+from colibri.errors import ColibriError
+from colibri.reference import ReferenceModel, golden_path
+from synthetic import REFERENCE_ONLY, SHAPES, write_model
+
+TOKENS = 12
+PROMPT = [int(token) for token in np.random.default_rng(3).integers(0, 101, 40)]
+SPLITS = ("", "each", "5")
+BATCHES = (1, 7, 32)
+THREADS = (1, 2, 3, 4)
+KV = ("f16", "f32")
+RUN_SHAPES = tuple(name for name in SHAPES if name not in REFERENCE_ONLY)
+QEMU = "qemu-aarch64"
+CPUS = ("cortex-a53", "cortex-a72", "cortex-a76", "max")
+QEMU_SHAPES = ("mixtral", "mixtral_f32", "window_tied", "f16_trunk", "qwen2", "olmoe")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a prompt gives."""
+
+    ids: tuple[int, ...]
+    logits_sha256: str
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """models(name): the path of a synthetic model, written once."""
+    folder = tmp_path_factory.mktemp("models")
+
+    @functools.cache
+    def path(name: str) -> Path:
+        return write_model(folder / f"{name}.colibri", SHAPES[name])
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def expected(models: Any) -> Any:
+    """expected(name, kv): the answer of the numpy reference, computed once."""
+
+    @functools.cache
+    def answer(name: str, kv: str) -> Answer:
+        result = ReferenceModel(models(name)).session(kv).generate(PROMPT, TOKENS)
+        return Answer(tuple(result.ids), result.logits_sha256)
+
+    return answer
+
+
+def generate(session: Session, prompt: Sequence[int], split: str, tokens: int) -> Answer:
+    """The answer of the C engine."""
+    session.reset()
+    for piece in split_prompt(prompt, split):
+        session.append(piece)
+    digest = hashlib.sha256()
+    ids = tuple(session.generate(tokens, stop_at_end=False, on_logits=digest.update))
+    return Answer(ids, digest.hexdigest())
+
+
+def isas() -> list[str]:
+    """Instruction sets of this machine, or the word that makes the test name the missing library."""
+    try:
+        return isas_available()
+    except ColibriError:
+        return ["ref"]
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("name", RUN_SHAPES)
+def test_every_way_to_run_a_model_gives_the_bits_of_the_reference(
+    models: Any, expected: Any, ran: dict[str, set[str]], name: str, isa: str
+) -> None:
+    for kv in KV:
+        for threads in THREADS:
+            for batch in BATCHES:
+                with (
+                    Engine(models(name), isa=isa, threads=threads, batch_tokens=batch, kv=kv, lock="off") as engine,
+                    engine.session() as session,
+                ):
+                    assert engine.report().isa == isa
+                    for split in SPLITS:
+                        found = generate(session, PROMPT, split, TOKENS)
+                        how = f"kv {kv}, {threads} threads, batch {batch}, split {split!r}"
+                        assert found == expected(name, kv), how
+    ran.setdefault("this machine", {"numpy"}).add(isa)
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("name", RUN_SHAPES)
+def test_every_position_has_the_logits_and_the_experts_of_the_reference(models: Any, name: str, isa: str) -> None:
+    reference = ReferenceModel(models(name)).session().append(PROMPT)
+    with Engine(models(name), isa=isa, threads=2, lock="off") as engine, engine.session() as session:
+        for position, token in enumerate(PROMPT):
+            session.append([token])
+            np.testing.assert_array_equal(
+                session.logits_array().view(np.uint32), reference.logits[position].view(np.uint32)
+            )
+            for layer, ids in reference.routing.items():
+                assert session.routing(layer) == [ids[position].tolist()]
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("name", REFERENCE_ONLY)
+def test_records_the_engine_cannot_run_are_refused_as_unsupported(models: Any, name: str) -> None:
+    with pytest.raises(ColibriError) as caught:
+        Engine(models(name))
+    assert caught.value.code == Code.UNSUPPORTED
+
+
+def test_the_comparison_sees_a_single_changed_logit(models: Any) -> None:
+    """The hash has teeth: the last bit of one logit changes it."""
+    logits = ReferenceModel(models("mixtral")).session().append(PROMPT[:4]).logits[-1]
+    changed = logits.copy()
+    changed.view(np.uint32)[7] ^= 1
+    assert hashlib.sha256(logits.tobytes()).digest() != hashlib.sha256(changed.tobytes()).digest()
+
+
+# ---- AArch64 --------------------------------------------------------------------------------
+
+
+def aarch64_run(program: Path, cpu: str, model: Path, *arguments: str) -> dict[str, str]:
+    """Run colibrictl for AArch64 under qemu-user; "name: value" lines of its stderr."""
+    command = [QEMU, "-cpu", cpu, str(program), "run", str(model), "--lock", "off", "--print-ids", "--logits-sha256"]
+    result = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=900, check=False)
+    assert result.returncode == 0, f"{' '.join(command)}: exit {result.returncode}\n{result.stderr}"
+    lines = (line.partition(": ") for line in result.stderr.splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+def aarch64_isas(program: Path, cpu: str) -> list[str]:
+    """Instruction sets that the program offers on an emulated CPU."""
+    command = [QEMU, "-cpu", cpu, str(program), "info", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return str(json.loads(result.stdout)["build"]["isas_available"]).split()
+
+
+def as_answer(fields: dict[str, str]) -> Answer:
+    return Answer(tuple(int(token) for token in fields["ids"].split()), fields["logits-sha256"])
+
+
+@pytest.fixture
+def aarch64(request: pytest.FixtureRequest) -> Path:
+    """The AArch64 program; with --host-only the test is skipped, and the summary says so."""
+    if request.config.getoption("--host-only"):
+        pytest.skip("--host-only")
+    program: Path = request.getfixturevalue("aarch64_colibrictl")
+    return program
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+@pytest.mark.parametrize("name", QEMU_SHAPES)
+def test_aarch64_programs_give_the_bits_of_the_reference(
+    models: Any, expected: Any, ran: dict[str, set[str]], aarch64: Path, name: str, cpu: str
+) -> None:
+    ids = ",".join(map(str, PROMPT))
+    found = aarch64_isas(aarch64, cpu)
+    assert {"ref", "neon"} <= set(found)
+    for isa in found:
+        for kv, threads, batch in (("f16", 1, 32), ("f32", 3, 7)):
+            fields = aarch64_run(
+                aarch64, cpu, models(name), "--ids", ids, "-n", str(TOKENS), "--ignore-end", "--isa", isa,
+                "--kv", kv, "--threads", str(threads), "--batch", str(batch), "--batch-split", "5",
+            )  # fmt: skip
+            assert as_answer(fields) == expected(name, kv), f"{isa}, kv {kv}, {threads} threads"
+        ran.setdefault(f"qemu-aarch64 {cpu}", set()).add(isa)
+
+
+# ---- the demo model -------------------------------------------------------------------------
+
+
+def golden_cases(model: Path) -> Iterator[dict[str, Any]]:
+    """The golden cases beside a model; they must be those of this very file."""
+    document = json.loads(golden_path(model).read_text(encoding="utf-8"))
+    assert document["cases"]
+    with Engine(model, lock="off") as engine:
+        assert document["root"] == engine.info.root.hex(), f"{golden_path(model)} belongs to another file; make models"
+    yield from document["cases"]
+
+
+def golden_answer(case: dict[str, Any]) -> Answer:
+    return Answer(tuple(case["ids"]), case["logits_sha256"])
+
+
+@pytest.mark.demo
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("isa", isas())
+def test_the_demo_model_gives_its_golden_results(demo_model: Path, isa: str) -> None:
+    for case in golden_cases(demo_model):
+        with Engine(demo_model, isa=isa, kv=case["kv"], lock="off") as engine, engine.session() as session:
+            ids = engine.tokenize(case["prompt"], chat=case["chat"]) if case["prompt"] else case["prompt_ids"]
+            assert ids == case["prompt_ids"]
+            session.append(ids)
+            digest = hashlib.sha256()
+            generated = tuple(session.generate(case["n"], on_logits=digest.update))
+            assert Answer(generated, digest.hexdigest()) == golden_answer(case), case["name"]
+
+
+@pytest.mark.demo
+@pytest.mark.usefixtures("native_library")
+def test_the_demo_model_gives_its_golden_results_on_aarch64(demo_model: Path, aarch64: Path) -> None:
+    case = min(golden_cases(demo_model), key=lambda c: len(c["prompt_ids"]) + c["n"])
+    ids = ",".join(map(str, case["prompt_ids"]))
+    threads = str(min(2, os.cpu_count() or 1))
+    fields = aarch64_run(
+        aarch64, "cortex-a72", demo_model, "--ids", ids, "-n", str(case["n"]), "--isa", "neon", "--kv", case["kv"],
+        "--threads", threads,
+    )  # fmt: skip
+    assert as_answer(fields) == golden_answer(case), case["name"]
