@@ -70,7 +70,11 @@ static inline float cb_bf16(uint16_t h)
 }
 
 /* Before a loop of constant length over accumulators: unrolled, they stay in registers. */
+#if defined(__clang__)
+#define CB_UNROLL _Pragma("clang loop unroll(full)")
+#else
 #define CB_UNROLL _Pragma("GCC unroll 8")
+#endif
 
 /* Coefficients of exp, docs/arithmetic.md. */
 #define CB_EXP_LOG2E 0x1.715476p+0f

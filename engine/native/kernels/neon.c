@@ -3,7 +3,7 @@
  * NEON kernels for ARMv8.0 (aarch64): multiply-long and accumulate-long only, no dot product, no
  * fused multiply-add. The 8 rows of a panel are two registers of 4 lanes.
  *
- * The integer part (up to `quad_sum`) uses only what 32-bit NEON also has or can spell in a line;
+ * The integer part of the quantised row products uses only what 32-bit NEON also has or can spell in a line;
  * the floating-point part does not, because NEON of ARMv7 flushes subnormals and has no division.
  */
 #include "exact.h"
@@ -124,171 +124,259 @@ int cb_quantize_neon(const float *x, size_t groups, int8_t *q, float *d, int32_t
 /*
  * A vector of weights holds rows 0-3 (or 4-7) with 4 columns each; the 4 activations of those
  * columns are repeated for every row. The long multiply of a half gives two rows with 4 partial
- * sums each.
+ * sums each. `lane` is a constant wherever these are inlined.
  */
-INLINE int8x16_t repeat4(const int8_t *q)
+INLINE int8x16_t load_activations(const int8_t *q)
 {
-    return vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)q));
+    int8x16_t v = vld1q_s8(q);
+    __asm__("" : "+w"(v)); /* else gcc turns each lane into a scalar load of its own */
+    return v;
 }
 
-/*
- * The partial sums of 4 pairs of rows, each [r: 4 sums][r + 1: 4 sums], to one sum per row, in 16
- * bits. Additions wrap; the int4 sums are exact once the correction is in, because the true sum of
- * a group is at most 8 * 127 * 32 = 32512.
- */
-INLINE int16x8_t quad_sum(const int16x8_t sum[4])
+INLINE int8x16_t repeat4(int8x16_t q, int lane)
 {
-    const int16x8_t a = vpaddq_s16(sum[0], sum[1]), b = vpaddq_s16(sum[2], sum[3]);
-    return vpaddq_s16(a, b);
+    const int32x4_t v = vreinterpretq_s32_s8(q);
+    int32x4_t r;
+    switch (lane) {
+    case 0:
+        r = vdupq_laneq_s32(v, 0);
+        break;
+    case 1:
+        r = vdupq_laneq_s32(v, 1);
+        break;
+    case 2:
+        r = vdupq_laneq_s32(v, 2);
+        break;
+    default:
+        r = vdupq_laneq_s32(v, 3);
+        break;
+    }
+    __asm__("" : "+w"(r)); /* else clang sees equal halves and extracts those of the weights */
+    return vreinterpretq_s8_s32(r);
+}
+
+/* The scales and sums of 4 groups (or of one, in lane 0): read once, used by lane. */
+struct groups4 {
+    float32x4_t d;
+    int16x8_t s; /* the low halves of the 32-bit sums are lanes 0, 2, 4, 6 */
+};
+
+INLINE struct groups4 load_groups4(const float *d, const int32_t *s)
+{
+    return (struct groups4){vld1q_f32(d), vreinterpretq_s16_s32(vld1q_s32(s))};
+}
+
+INLINE struct groups4 load_group(const float *d, const int32_t *s)
+{
+    return (struct groups4){vld1q_dup_f32(d), vreinterpretq_s16_s32(vld1q_dup_s32(s))};
+}
+
+INLINE float32x4_t times_lane(float32x4_t a, float32x4_t d, int lane)
+{
+    switch (lane) {
+    case 0:
+        return vmulq_laneq_f32(a, d, 0);
+    case 1:
+        return vmulq_laneq_f32(a, d, 1);
+    case 2:
+        return vmulq_laneq_f32(a, d, 2);
+    default:
+        return vmulq_laneq_f32(a, d, 3);
+    }
+}
+
+/* isum - 8 * S, modulo 2^16 */
+INLINE int16x8_t correct(int16x8_t isum, int16x8_t eight, int16x8_t s, int lane)
+{
+    switch (lane) {
+    case 0:
+        return vmlsq_laneq_s16(isum, eight, s, 0);
+    case 1:
+        return vmlsq_laneq_s16(isum, eight, s, 2);
+    case 2:
+        return vmlsq_laneq_s16(isum, eight, s, 4);
+    default:
+        return vmlsq_laneq_s16(isum, eight, s, 6);
+    }
 }
 
 /* acc (+) (float(isum) (*) (dw (*) d)) */
-INLINE struct f8 add_group(struct f8 acc, int32x4_t lo, int32x4_t hi, struct f8 scales, float d)
+INLINE struct f8 add_group(struct f8 acc, int32x4_t lo, int32x4_t hi, struct f8 scales,
+                           float32x4_t d, int lane)
 {
     const struct f8 isum = {vcvtq_f32_s32(lo), vcvtq_f32_s32(hi)};
-    const struct f8 scale = {vmulq_n_f32(scales.lo, d), vmulq_n_f32(scales.hi, d)};
+    const struct f8 scale = {times_lane(scales.lo, d, lane), times_lane(scales.hi, d, lane)};
     return add_product8(acc, isum, scale);
 }
 
-INLINE int8x16_t low_nibbles(uint8x16_t w)
+INLINE struct f8 load_scales(const uint8_t *p)
 {
-    return vreinterpretq_s8_u8(vandq_u8(w, vdupq_n_u8(15)));
+    return widen_f16(vld1q_u16((const uint16_t *)(const void *)p));
 }
 
-INLINE int8x16_t high_nibbles(uint8x16_t w)
+/* Two vectors of weights, 8 rows of 4 columns, times the activations of those columns. */
+INLINE void multiply(int16x8_t sum[4], int8x16_t w0, int8x16_t w1, int8x16_t q, int start)
 {
-    return vreinterpretq_s8_u8(vshrq_n_u8(w, 4));
+    if (start) {
+        sum[0] = vmull_s8(vget_low_s8(w0), vget_low_s8(q));
+        sum[1] = vmull_high_s8(w0, q);
+        sum[2] = vmull_s8(vget_low_s8(w1), vget_low_s8(q));
+        sum[3] = vmull_high_s8(w1, q);
+    } else {
+        sum[0] = vmlal_s8(sum[0], vget_low_s8(w0), vget_low_s8(q));
+        sum[1] = vmlal_high_s8(sum[1], w0, q);
+        sum[2] = vmlal_s8(sum[2], vget_low_s8(w1), vget_low_s8(q));
+        sum[3] = vmlal_high_s8(sum[3], w1, q);
+    }
 }
 
 /*
- * One panel, `tokens` tokens. A lane sums 8 products of a nibble (0..15) and an activation: at most
- * 8 * 15 * 127 = 15240. Adding two lanes stays below 2^15, adding four may wrap, see quad_sum.
+ * One int4 block for `tokens` tokens, whose activations are `stride` groups apart. A lane sums 8
+ * products of a nibble (0..15) and an activation, at most 8 * 15 * 127 = 15240; adding two lanes
+ * stays below 2^15, adding four may wrap, and the correction takes that back: the true sum of a
+ * group is at most 8 * 127 * 32 = 32512.
  */
-INLINE void int4_panel(const uint8_t *w, const struct cb_quantized *x, size_t first, size_t tokens,
-                       float *y, size_t y_stride)
+INLINE void int4_block(struct f8 acc[BATCH], const uint8_t *w, const int8_t *q, size_t stride,
+                       const struct groups4 scale[BATCH], int lane, int16x8_t eight, size_t tokens)
+{
+    int16x8_t sum[BATCH][4];
+    int8x16_t low[BATCH], high[BATCH];
+    if (tokens == 1) {
+        low[0] = load_activations(q);
+        high[0] = load_activations(q + 16);
+    }
+    CB_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const uint8x16_t b0 = vld1q_u8(w + 32 * i), b1 = vld1q_u8(w + 32 * i + 16);
+        const int8x16_t l0 = vreinterpretq_s8_u8(vandq_u8(b0, vdupq_n_u8(15)));
+        const int8x16_t l1 = vreinterpretq_s8_u8(vandq_u8(b1, vdupq_n_u8(15)));
+        const int8x16_t h0 = vreinterpretq_s8_u8(vshrq_n_u8(b0, 4));
+        const int8x16_t h1 = vreinterpretq_s8_u8(vshrq_n_u8(b1, 4));
+        CB_UNROLL
+        for (size_t t = 0; t < tokens; t++) {
+            const int8_t *qt = q + t * stride * COLUMNS;
+            if (tokens > 1) { /* not enough registers to keep them */
+                low[t] = load_activations(qt);
+                high[t] = load_activations(qt + 16);
+            }
+            multiply(sum[t], l0, l1, repeat4(low[t], i), i == 0);
+            multiply(sum[t], h0, h1, repeat4(high[t], i), 0);
+        }
+    }
+    const struct f8 scales = load_scales(w + 128);
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++) {
+        const int16x8_t a = vpaddq_s16(sum[t][0], sum[t][1]), b = vpaddq_s16(sum[t][2], sum[t][3]);
+        const int16x8_t isum = correct(vpaddq_s16(a, b), eight, scale[t].s, lane);
+        acc[t] = add_group(acc[t], vmovl_s16(vget_low_s16(isum)), vmovl_high_s16(isum), scales,
+                           scale[t].d, lane);
+    }
+}
+
+/*
+ * One int8 block. Two products reach 2 * 128 * 127 = 32512 and fit 16 bits; they are then added to
+ * 32-bit sums, two to a row.
+ */
+INLINE void int8_block(struct f8 acc[BATCH], const uint8_t *w, const int8_t *q, size_t stride,
+                       const struct groups4 scale[BATCH], int lane, size_t tokens)
+{
+    int32x4_t sum[BATCH][4];
+    CB_UNROLL
+    for (int i = 0; i < 4; i++) { /* 8 columns at a time */
+        const int8_t *rows = (const int8_t *)w + 64 * i;
+        const int8x16_t w0 = vld1q_s8(rows), w1 = vld1q_s8(rows + 16);
+        const int8x16_t v0 = vld1q_s8(rows + 32), v1 = vld1q_s8(rows + 48);
+        CB_UNROLL
+        for (size_t t = 0; t < tokens; t++) {
+            const int8x16_t half = load_activations(q + t * stride * COLUMNS + 16 * (i / 2));
+            int16x8_t pair[4];
+            multiply(pair, w0, w1, repeat4(half, 2 * (i % 2)), 1);
+            multiply(pair, v0, v1, repeat4(half, 2 * (i % 2) + 1), 0);
+            CB_UNROLL
+            for (size_t j = 0; j < 4; j++)
+                sum[t][j] = i == 0 ? vpaddlq_s16(pair[j]) : vpadalq_s16(sum[t][j], pair[j]);
+        }
+    }
+    const struct f8 scales = load_scales(w + 256);
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++)
+        acc[t] = add_group(acc[t], vpaddq_s32(sum[t][0], sum[t][1]),
+                           vpaddq_s32(sum[t][2], sum[t][3]), scales, scale[t].d, lane);
+}
+
+INLINE void quantised_block(struct f8 acc[BATCH], const uint8_t *w, int int8, const int8_t *q,
+                            size_t stride, const struct groups4 scale[BATCH], int lane,
+                            int16x8_t eight, size_t tokens)
+{
+    __asm__ volatile("" ::: "memory"); /* loading several blocks ahead would spill */
+    if (int8)
+        int8_block(acc, w, q, stride, scale, lane, tokens);
+    else
+        int4_block(acc, w, q, stride, scale, lane, eight, tokens);
+}
+
+/* One panel, `tokens` tokens from `first` on; `unroll` groups are written out in the loop. */
+INLINE void quantised_panel(const uint8_t *w, int int8, const struct cb_quantized *x, size_t first,
+                            size_t tokens, size_t unroll, float *y, size_t y_stride)
 {
     const size_t groups = x->groups;
+    const size_t block = int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES;
     const int8_t *q = x->q + first * groups * COLUMNS;
     const float *d = x->d + first * groups;
     const int32_t *s = x->s + first * groups;
+    struct groups4 scale[BATCH];
     struct f8 acc[BATCH];
+    int16x8_t eight = vdupq_n_s16(8);
+    size_t g = 0;
 
+    __asm__("" : "+w"(eight)); /* else gcc shifts and subtracts: three instructions for one */
     CB_UNROLL
     for (size_t t = 0; t < tokens; t++)
         acc[t] = zero8();
-    for (size_t g = 0; g < groups; g++, w += CB_INT4_BLOCK_BYTES, q += COLUMNS) {
-        uint8x16_t both[8];
-        CB_UNROLL
-        for (size_t i = 0; i < 8; i++)
-            both[i] = vld1q_u8(w + 16 * i);
-        const struct f8 scales = widen_f16(vld1q_u16((const uint16_t *)(const void *)(w + 128)));
-        CB_UNROLL
-        for (size_t t = 0; t < tokens; t++) {
-            const int8_t *qt = q + t * groups * COLUMNS;
-            int16x8_t sum[4];
+    if (unroll == 4)
+        for (; g + 4 <= groups; g += 4, w += 4 * block, q += 4 * COLUMNS) {
             CB_UNROLL
-            for (size_t i = 0; i < 4; i++) {
-                const int8x16_t a = repeat4(qt + 4 * i), b = repeat4(qt + 16 + 4 * i);
-                const int8x16_t l0 = low_nibbles(both[2 * i]), l1 = low_nibbles(both[2 * i + 1]);
-                const int8x16_t h0 = high_nibbles(both[2 * i]), h1 = high_nibbles(both[2 * i + 1]);
-                if (i == 0) {
-                    sum[0] = vmull_s8(vget_low_s8(l0), vget_low_s8(a));
-                    sum[1] = vmull_high_s8(l0, a);
-                    sum[2] = vmull_s8(vget_low_s8(l1), vget_low_s8(a));
-                    sum[3] = vmull_high_s8(l1, a);
-                } else {
-                    sum[0] = vmlal_s8(sum[0], vget_low_s8(l0), vget_low_s8(a));
-                    sum[1] = vmlal_high_s8(sum[1], l0, a);
-                    sum[2] = vmlal_s8(sum[2], vget_low_s8(l1), vget_low_s8(a));
-                    sum[3] = vmlal_high_s8(sum[3], l1, a);
-                }
-                sum[0] = vmlal_s8(sum[0], vget_low_s8(h0), vget_low_s8(b));
-                sum[1] = vmlal_high_s8(sum[1], h0, b);
-                sum[2] = vmlal_s8(sum[2], vget_low_s8(h1), vget_low_s8(b));
-                sum[3] = vmlal_high_s8(sum[3], h1, b);
-            }
-            /* isum = sum(nibble * q) - 8 * S, modulo 2^16; the low half of S is all it takes */
-            const int16x8_t total = vld1q_dup_s16((const int16_t *)(const void *)(s + t * groups + g));
-            const int16x8_t isum = vmlsq_n_s16(quad_sum(sum), total, 8);
-            acc[t] = add_group(acc[t], vmovl_s16(vget_low_s16(isum)), vmovl_high_s16(isum), scales,
-                               d[t * groups + g]);
+            for (size_t t = 0; t < tokens; t++)
+                scale[t] = load_groups4(d + t * groups + g, s + t * groups + g);
+            quantised_block(acc, w, int8, q, groups, scale, 0, eight, tokens);
+            quantised_block(acc, w + block, int8, q + COLUMNS, groups, scale, 1, eight, tokens);
+            quantised_block(acc, w + 2 * block, int8, q + 2 * COLUMNS, groups, scale, 2, eight, tokens);
+            quantised_block(acc, w + 3 * block, int8, q + 3 * COLUMNS, groups, scale, 3, eight, tokens);
         }
-    }
-    CB_UNROLL
-    for (size_t t = 0; t < tokens; t++)
-        store8(y + (first + t) * y_stride, acc[t]);
-}
-
-/*
- * Two products of int8 reach 2 * 128 * 127 = 32512 and fit 16 bits; each pair of columns is then
- * added to 32-bit sums, two to a row.
- */
-INLINE void int8_panel(const uint8_t *w, const struct cb_quantized *x, size_t first, size_t tokens,
-                       float *y, size_t y_stride)
-{
-    const size_t groups = x->groups;
-    const int8_t *q = x->q + first * groups * COLUMNS;
-    const float *d = x->d + first * groups;
-    struct f8 acc[BATCH];
-
-    CB_UNROLL
-    for (size_t t = 0; t < tokens; t++)
-        acc[t] = zero8();
-    for (size_t g = 0; g < groups; g++, w += CB_INT8_BLOCK_BYTES, q += COLUMNS) {
-        int32x4_t sum[BATCH][4];
-        CB_UNROLL
-        for (size_t i = 0; i < 4; i++) { /* 8 columns at a time */
-            const int8_t *rows = (const int8_t *)w + 64 * i;
-            const int8x16_t w0 = vld1q_s8(rows), w1 = vld1q_s8(rows + 16);
-            const int8x16_t v0 = vld1q_s8(rows + 32), v1 = vld1q_s8(rows + 48);
-            CB_UNROLL
-            for (size_t t = 0; t < tokens; t++) {
-                const int8_t *qt = q + t * groups * COLUMNS + 8 * i;
-                const int8x16_t a = repeat4(qt), b = repeat4(qt + 4);
-                int16x8_t p[4];
-                p[0] = vmull_s8(vget_low_s8(w0), vget_low_s8(a));
-                p[1] = vmull_high_s8(w0, a);
-                p[2] = vmull_s8(vget_low_s8(w1), vget_low_s8(a));
-                p[3] = vmull_high_s8(w1, a);
-                p[0] = vmlal_s8(p[0], vget_low_s8(v0), vget_low_s8(b));
-                p[1] = vmlal_high_s8(p[1], v0, b);
-                p[2] = vmlal_s8(p[2], vget_low_s8(v1), vget_low_s8(b));
-                p[3] = vmlal_high_s8(p[3], v1, b);
-                CB_UNROLL
-                for (size_t j = 0; j < 4; j++)
-                    sum[t][j] = i == 0 ? vpaddlq_s16(p[j]) : vpadalq_s16(sum[t][j], p[j]);
-            }
-        }
-        const struct f8 scales = widen_f16(vld1q_u16((const uint16_t *)(const void *)(w + 256)));
+    for (; g < groups; g++, w += block, q += COLUMNS) {
         CB_UNROLL
         for (size_t t = 0; t < tokens; t++)
-            acc[t] = add_group(acc[t], vpaddq_s32(sum[t][0], sum[t][1]),
-                               vpaddq_s32(sum[t][2], sum[t][3]), scales, d[t * groups + g]);
+            scale[t] = load_group(d + t * groups + g, s + t * groups + g);
+        quantised_block(acc, w, int8, q, groups, scale, 0, eight, tokens);
     }
     CB_UNROLL
     for (size_t t = 0; t < tokens; t++)
         store8(y + (first + t) * y_stride, acc[t]);
 }
 
-#define QUANTISED_ROWS(PANEL, BLOCK_BYTES)                                                         \
-    for (size_t p = 0; p < panels; p++, w += x->groups * (BLOCK_BYTES), y += ROWS) {               \
-        size_t t = 0;                                                                              \
-        for (; t + BATCH <= tokens; t += BATCH)                                                    \
-            PANEL(w, x, t, BATCH, y, y_stride);                                                    \
-        for (; t < tokens; t++)                                                                    \
-            PANEL(w, x, t, 1, y, y_stride);                                                        \
+INLINE void quantised_rows(const uint8_t *w, int int8, size_t panels, const struct cb_quantized *x,
+                           size_t tokens, float *y, size_t y_stride)
+{
+    const size_t bytes = x->groups * (int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES);
+    for (size_t p = 0; p < panels; p++, w += bytes, y += ROWS) {
+        size_t t = 0;
+        for (; t + BATCH <= tokens; t += BATCH)
+            quantised_panel(w, int8, x, t, BATCH, 1, y, y_stride);
+        for (; t < tokens; t++)
+            quantised_panel(w, int8, x, t, 1, 4, y, y_stride);
     }
+}
 
 void cb_matmul_int4_neon(const uint8_t *w, size_t panels, const struct cb_quantized *x,
                          size_t tokens, float *y, size_t y_stride)
 {
-    QUANTISED_ROWS(int4_panel, CB_INT4_BLOCK_BYTES)
+    quantised_rows(w, 0, panels, x, tokens, y, y_stride);
 }
 
 void cb_matmul_int8_neon(const uint8_t *w, size_t panels, const struct cb_quantized *x,
                          size_t tokens, float *y, size_t y_stride)
 {
-    QUANTISED_ROWS(int8_panel, CB_INT8_BLOCK_BYTES)
+    quantised_rows(w, 1, panels, x, tokens, y, y_stride);
 }
 
 /* ---- float row products ------------------------------------------------------------------- */
