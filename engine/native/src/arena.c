@@ -3,12 +3,9 @@
 
 #include "common.h"
 
-#define BUFFER_ALIGN 64u
-#define BUFFER_GUARD 128u
-
 uint64_t cb_buffer_bytes(uint64_t bytes)
 {
-    return cb_up(bytes, BUFFER_ALIGN) + BUFFER_GUARD;
+    return cb_up(bytes, CB_BUFFER_ALIGN) + CB_BUFFER_GUARD;
 }
 
 void *cb_arena_take(struct cb_arena *a, uint64_t bytes)

@@ -12,6 +12,9 @@
 #include "colibri.h"
 #include "platform.h"
 
+#define CB_BUFFER_ALIGN 64u
+#define CB_BUFFER_GUARD 128u
+
 struct cb_arena {
     struct cb_mapping mapping;
     size_t used;

@@ -427,7 +427,7 @@ static int check_group(const struct cb_directory *d, uint32_t *index, uint32_t s
     }
     cb_directory_extent(d, extent, &e);
     if (e.size != cb_up(end, CB_EXTENT_ALIGN_BYTES))
-        return cb_fail(error, COLIBRI_ERR_TENSOR, extent_at(d, extent) + 24,
+        return cb_fail(error, COLIBRI_ERR_EXTENT, extent_at(d, extent) + 24,
                        "extent %u has %llu bytes, its tensors ask for %llu", extent,
                        (unsigned long long)e.size,
                        (unsigned long long)cb_up(end, CB_EXTENT_ALIGN_BYTES));

@@ -151,6 +151,19 @@ void cb_lock(struct cb_lock_state *s, const void *base, size_t bytes)
     s->unlocked += bytes;
 }
 
+void cb_unlock(const void *base, size_t bytes)
+{
+    if (bytes > 0)
+        (void)munlock(base, bytes);
+}
+
+size_t cb_page_bytes(void)
+{
+    long bytes = sysconf(_SC_PAGESIZE);
+
+    return bytes > 0 ? (size_t)bytes : 4096;
+}
+
 void cb_lock_finish(struct cb_lock_state *s, int64_t before)
 {
     int64_t now = cb_locked_now();

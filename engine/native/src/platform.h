@@ -29,8 +29,10 @@ struct cb_lock_state {
     char message[192]; /* empty, or what to do */
 };
 
+size_t cb_page_bytes(void);
 /* Lock a range (page-aligned base); adds to the state, keeps going after a refusal. */
 void cb_lock(struct cb_lock_state *s, const void *base, size_t bytes);
+void cb_unlock(const void *base, size_t bytes);
 /* Compare with what the kernel says it locked (VmLck), and write the message. `before` is
  * cb_locked_now() before the first cb_lock. */
 void cb_lock_finish(struct cb_lock_state *s, int64_t before);

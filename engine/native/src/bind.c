@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: MIT */
+/* Pointing the layer descriptors at the tensors of a directory that has been checked. */
+#include "common.h"
+#include "model.h"
+
+static const uint8_t *tensor_data(const colibri_model *m, const struct cb_tensor *t, uint32_t extent)
+{
+    struct cb_extent e;
+
+    cb_directory_extent(&m->directory, extent, &e);
+    return m->file.base + e.offset + t->offset;
+}
+
+static const float *as_floats(const uint8_t *data)
+{
+    return (const float *)(const void *)data;
+}
+
+static void bind_matrix(struct cb_matrix *w, const struct cb_tensor *t, const uint8_t *data)
+{
+    w->data = data;
+    w->rows = t->rows;
+    w->columns = t->columns;
+    w->dtype = t->dtype;
+}
+
+static void bind_global(colibri_model *m, const struct cb_tensor *t)
+{
+    const uint8_t *data = tensor_data(m, t, 0);
+
+    m->global_tensors++;
+    switch (t->role) {
+    case CB_ROLE_EMBEDDING:
+        bind_matrix(&m->embedding, t, data);
+        if (m->block.tied_head)
+            m->head = m->embedding;
+        break;
+    case CB_ROLE_HEAD:
+        bind_matrix(&m->head, t, data);
+        break;
+    case CB_ROLE_FINAL_NORM:
+        m->final_norm = as_floats(data);
+        break;
+    default: /* of kinds that cb_model_check_support refuses */
+        break;
+    }
+}
+
+static struct cb_matrix *layer_matrix(struct cb_layer *l, uint32_t role)
+{
+    switch (role) {
+    case CB_ROLE_Q:
+        return &l->q;
+    case CB_ROLE_K:
+        return &l->k;
+    case CB_ROLE_V:
+        return &l->v;
+    case CB_ROLE_O:
+        return &l->o;
+    case CB_ROLE_ROUTER:
+        return &l->router;
+    case CB_ROLE_SHARED_ROUTER:
+        return &l->shared_router;
+    case CB_ROLE_FFN_GATE:
+    case CB_ROLE_EXPERT_GATE:
+        return &l->mlp.gate;
+    case CB_ROLE_FFN_UP:
+    case CB_ROLE_EXPERT_UP:
+        return &l->mlp.up;
+    case CB_ROLE_FFN_DOWN:
+    case CB_ROLE_EXPERT_DOWN:
+        return &l->mlp.down;
+    case CB_ROLE_SHARED_GATE:
+        return &l->shared.gate;
+    case CB_ROLE_SHARED_UP:
+        return &l->shared.up;
+    case CB_ROLE_SHARED_DOWN:
+        return &l->shared.down;
+    default:
+        return NULL;
+    }
+}
+
+static const float **layer_vector(struct cb_layer *l, uint32_t role)
+{
+    switch (role) {
+    case CB_ROLE_PRE_MIXER_NORM:
+        return &l->norms[CB_PRE_MIXER];
+    case CB_ROLE_POST_MIXER_NORM:
+        return &l->norms[CB_POST_MIXER];
+    case CB_ROLE_PRE_FFN_NORM:
+        return &l->norms[CB_PRE_FFN];
+    case CB_ROLE_POST_FFN_NORM:
+        return &l->norms[CB_POST_FFN];
+    case CB_ROLE_Q_BIAS:
+        return &l->q_bias;
+    case CB_ROLE_K_BIAS:
+        return &l->k_bias;
+    case CB_ROLE_V_BIAS:
+        return &l->v_bias;
+    case CB_ROLE_O_BIAS:
+        return &l->o_bias;
+    case CB_ROLE_Q_NORM:
+        return &l->q_norm;
+    case CB_ROLE_K_NORM:
+        return &l->k_norm;
+    case CB_ROLE_ROUTER_BIAS:
+        return &l->router_bias;
+    case CB_ROLE_ROUTER_SELECTION_BIAS:
+        return &l->selection_bias;
+    default:
+        return NULL;
+    }
+}
+
+static void bind_tensor(const colibri_model *m, struct cb_layer *l, const struct cb_tensor *t,
+                        uint32_t index)
+{
+    int expert = t->scope == CB_SCOPE_EXPERT;
+    uint32_t *range = expert ? l->expert_tensors : l->trunk_tensors;
+    const uint8_t *data = tensor_data(m, t, expert ? l->expert_extent : l->trunk_extent);
+    struct cb_matrix *matrix = layer_matrix(l, t->role);
+    const float **vector = layer_vector(l, t->role);
+
+    if (range[1]++ == 0)
+        range[0] = index;
+    if (matrix != NULL)
+        bind_matrix(matrix, t, data);
+    if (vector != NULL)
+        *vector = as_floats(data);
+}
+
+static void bind_mlp(struct cb_mlp *mlp, uint32_t intermediate, uint32_t activation, uint32_t gated,
+                     float clamp, float alpha)
+{
+    mlp->intermediate = intermediate;
+    mlp->activation = activation;
+    mlp->gated = gated;
+    mlp->clamp = clamp;
+    mlp->alpha = alpha;
+}
+
+static void bind_layer(const colibri_model *m, struct cb_layer *l, uint32_t *extent)
+{
+    const struct cb_block_ffn *ffn = &l->r.ffn;
+    const struct cb_block_moe *moe = &l->r.moe;
+    const struct cb_block_shared *shared = &l->r.shared;
+
+    l->trunk_extent = 1 + l->r.layer.index;
+    if (l->r.layer.ffn_kind == CB_FFN_DENSE)
+        bind_mlp(&l->mlp, ffn->intermediate, ffn->activation, ffn->gated, ffn->clamp, ffn->alpha);
+    if (l->r.has_shared)
+        bind_mlp(&l->shared, shared->intermediate, shared->activation, shared->gated, shared->clamp,
+                 shared->alpha);
+    if (l->r.layer.ffn_kind == CB_FFN_MOE) {
+        struct cb_extent e;
+
+        bind_mlp(&l->mlp, moe->intermediate, moe->activation, moe->gated, moe->clamp, moe->alpha);
+        l->expert_extent = *extent;
+        *extent += moe->experts;
+        cb_directory_extent(&m->directory, l->expert_extent, &e);
+        l->expert_stride = e.size + cb_chunk_table_bytes(e.size);
+    }
+}
+
+void cb_model_bind(colibri_model *m)
+{
+    uint32_t extent = 1 + m->block.layers, i;
+
+    for (i = 0; i < m->block.layers; i++)
+        bind_layer(m, cb_model_layer(m, i), &extent);
+    for (i = 0; i < m->directory.tensor_count; i++) {
+        struct cb_tensor t;
+        uint64_t copies = 1;
+
+        cb_directory_tensor(&m->directory, i, &t);
+        if (t.layer == CB_NONE_INDEX) {
+            bind_global(m, &t);
+        } else {
+            struct cb_layer *l = cb_model_layer(m, t.layer);
+
+            bind_tensor(m, l, &t, i);
+            if (t.scope == CB_SCOPE_EXPERT)
+                copies = l->r.moe.experts;
+        }
+        m->parameters += copies * t.rows * t.columns;
+    }
+}

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: MIT */
+/* The layers of a batch, from token ids to the logits of its last token. */
+#include <string.h>
+
+#include "common.h"
+#include "error.h"
+#include "pass.h"
+#include "verify.h"
+
+int cb_pass_run(struct cb_pass *p, cb_task *task, size_t units, const char *step)
+{
+    int code;
+
+    code = cb_pool_run(&p->m->pool, task, p, units);
+    if (code == 0)
+        return 0;
+    if (p->l != NULL)
+        return cb_fail(p->error, code, CB_NO_OFFSET,
+                       "layer %u, %s: a value is not finite; the model's weights or recipe are "
+                       "broken",
+                       p->l->r.layer.index, step);
+    return cb_fail(p->error, code, CB_NO_OFFSET,
+                   "%s: a value is not finite; the model's weights or recipe are broken", step);
+}
+
+/* ---- embedding and angles -------------------------------------------------------------------- */
+
+static int step_embed(void *context, unsigned index, unsigned count)
+{
+    struct cb_pass *p = context;
+    const colibri_model *m = p->m;
+    float multiplier = m->block.embedding_multiplier;
+    size_t t, last;
+
+    cb_share(p->tokens, index, count, &t, &last);
+    for (; t < last; t++) {
+        float *x = m->scratch.x + t * m->shape.hidden;
+        uint32_t i, table, pairs = 0;
+
+        cb_panel_row(m->embedding.data, (int)m->embedding.dtype, (size_t)p->ids[t], m->block.hidden,
+                     x);
+        for (i = 0; i < m->block.hidden; i++)
+            x[i] *= multiplier;
+        for (table = 0; table < m->ropes; table++) {
+            const struct cb_rope_table *r = &m->rope[table];
+            size_t at = t * m->shape.pairs + pairs;
+
+            cb_rope_angles(p->position + (uint32_t)t, r->inv_freq, r->block.pairs,
+                           r->block.attention_factor, m->scratch.cos + at, m->scratch.sin + at);
+            pairs += r->block.pairs;
+        }
+    }
+    return 0;
+}
+
+/* ---- norms and projections -------------------------------------------------------------------- */
+
+static int step_norm(void *context, unsigned index, unsigned count)
+{
+    struct cb_pass *p = context;
+    const colibri_model *m = p->m;
+    struct cb_quantized *q = &p->m->scratch.input;
+    size_t hidden = m->shape.hidden, groups = hidden / CB_GROUP_COLUMNS, t, last;
+
+    cb_share(p->tokens, index, count, &t, &last);
+    for (; t < last; t++) {
+        const float *x = m->scratch.x + t * hidden;
+        float *y = m->scratch.normed + t * hidden;
+        int code;
+
+        if (p->norm != NULL)
+            p->k->rmsnorm(x, p->norm, m->block.hidden, p->norm_eps, y);
+        else
+            memcpy(y, x, m->block.hidden * sizeof *y);
+        if (!p->quantize)
+            continue;
+        code = p->k->quantize(y, groups, q->q + t * hidden, q->d + t * groups, q->s + t * groups);
+        if (code != 0)
+            return code;
+    }
+    return 0;
+}
+
+/* normed (and the quantised input) from x; they become the input of the next projection. */
+int cb_pass_norm(struct cb_pass *p, const float *norm, int quantize, const char *step)
+{
+    p->norm = norm;
+    p->quantize = quantize;
+    p->input.x = p->m->scratch.normed;
+    p->input.stride = p->m->shape.hidden;
+    p->input.q = p->m->scratch.input;
+    return cb_pass_run(p, step_norm, p->tokens, step);
+}
+
+static int step_project(void *context, unsigned index, unsigned count)
+{
+    struct cb_pass *p = context;
+    size_t panels = 0, first, last;
+    unsigned i;
+
+    for (i = 0; i < p->outs; i++)
+        panels += cb_matrix_panels(p->out[i].w);
+    cb_share(panels, index, count, &first, &last);
+    for (i = 0; i < p->outs && last > 0; i++) {
+        size_t here = cb_matrix_panels(p->out[i].w);
+        size_t end = last < here ? last : here;
+
+        if (first < end)
+            cb_matmul(p->k, p->out[i].w, first, end, &p->input, 0, p->tokens, p->out[i].y,
+                      p->out[i].stride);
+        first = first > here ? first - here : 0;
+        last -= end;
+    }
+    return 0;
+}
+
+int cb_pass_project(struct cb_pass *p, const char *step)
+{
+    size_t panels = 0;
+    unsigned i;
+
+    for (i = 0; i < p->outs; i++)
+        panels += cb_matrix_panels(p->out[i].w);
+    return cb_pass_run(p, step_project, panels, step);
+}
+
+/* ---- residual --------------------------------------------------------------------------------- */
+
+static int step_residual(void *context, unsigned index, unsigned count)
+{
+    struct cb_pass *p = context;
+    const colibri_model *m = p->m;
+    size_t t, last;
+
+    cb_share(p->tokens, index, count, &t, &last);
+    for (; t < last; t++) {
+        float *out = p->residual + t * m->shape.hidden;
+        uint32_t i;
+
+        if (p->residual_bias != NULL) {
+            for (i = 0; i < m->block.hidden; i++)
+                out[i] += p->residual_bias[i];
+        }
+        if (p->residual_norm != NULL)
+            p->k->rmsnorm(out, p->residual_norm, m->block.hidden, p->norm_eps, out);
+        p->k->add_scaled(m->scratch.x + t * m->shape.hidden, p->l->r.layer.residual_multiplier, out,
+                         m->block.hidden);
+    }
+    return 0;
+}
+
+static int add_residual(struct cb_pass *p, float *out, const float *bias, const float *norm)
+{
+    p->residual = out;
+    p->residual_bias = bias;
+    p->residual_norm = norm;
+    return cb_pass_run(p, step_residual, p->tokens, "residual");
+}
+
+/* ---- layers ------------------------------------------------------------------------------------ */
+
+/* The router of a MoE layer, when it reads x as it is now. */
+static int route_residual(struct cb_pass *p, uint32_t input)
+{
+    int code;
+
+    if (p->l->r.layer.ffn_kind != CB_FFN_MOE || p->l->r.moe.router_input != input)
+        return 0;
+    code = cb_pass_norm(p, NULL, cb_router_quantizes(p->l), "router input");
+    if (code == 0)
+        code = cb_route(p);
+    return code;
+}
+
+static int run_mixer(struct cb_pass *p)
+{
+    struct cb_layer *l = p->l;
+    int quantize, code;
+
+    if (l->r.layer.mixer_kind != CB_MIXER_ATTENTION)
+        return 0;
+    quantize = cb_is_quantized(l->q.dtype) || cb_is_quantized(l->k.dtype) || cb_is_quantized(l->v.dtype);
+    code = cb_pass_norm(p, l->norms[CB_PRE_MIXER], quantize, "norm before attention");
+    if (code == 0)
+        code = cb_attention(p);
+    if (code == 0)
+        code = add_residual(p, p->m->scratch.accumulator, l->o_bias, l->norms[CB_POST_MIXER]);
+    return code;
+}
+
+static int run_ffn(struct cb_pass *p)
+{
+    struct cb_layer *l = p->l;
+    int moe = l->r.layer.ffn_kind == CB_FFN_MOE;
+    int routed = moe && l->r.moe.router_input == CB_ROUTER_INPUT_FFN_INPUT;
+    int quantize, code;
+
+    if (l->r.layer.ffn_kind == CB_FFN_NONE)
+        return 0;
+    quantize = cb_mlp_quantizes(&l->mlp) || (routed && cb_router_quantizes(l));
+    if (l->r.has_shared)
+        quantize |= cb_mlp_quantizes(&l->shared) || cb_is_quantized(l->shared_router.dtype);
+    code = cb_pass_norm(p, l->norms[CB_PRE_FFN], quantize, "norm before the experts");
+    if (code == 0 && routed)
+        code = cb_route(p);
+    if (code == 0)
+        code = moe ? cb_moe(p) : cb_dense(p, &l->mlp);
+    if (code == 0)
+        code = add_residual(p, moe ? p->m->scratch.accumulator : p->m->scratch.outputs, NULL,
+                            l->norms[CB_POST_FFN]);
+    return code;
+}
+
+static int run_layer(struct cb_pass *p, uint32_t index)
+{
+    int code;
+
+    if (atomic_load_explicit(&p->session->cancel, memory_order_relaxed) != 0)
+        return cb_fail(p->error, COLIBRI_ERR_CANCELLED, CB_NO_OFFSET,
+                       "cancelled in layer %u of %u; the sequence is as before the call", index,
+                       p->m->block.layers);
+    p->l = cb_model_layer(p->m, index);
+    p->norm_eps = p->l->r.layer.norm_eps;
+    code = cb_verify_extent(p->m, p->l->trunk_extent, p->error);
+    if (code == 0)
+        code = route_residual(p, CB_ROUTER_INPUT_RESIDUAL_BEFORE_MIXER);
+    if (code == 0)
+        code = run_mixer(p);
+    if (code == 0)
+        code = route_residual(p, CB_ROUTER_INPUT_FFN_RESIDUAL);
+    if (code == 0)
+        code = run_ffn(p);
+    return code;
+}
+
+/* ---- logits ------------------------------------------------------------------------------------ */
+
+/* The last token's logits, into the sampler's scratch: the session keeps its own until all is well. */
+static int step_head(void *context, unsigned index, unsigned count)
+{
+    struct cb_pass *p = context;
+    const colibri_model *m = p->m;
+    float *logits = (float *)(void *)p->session->candidates;
+    uint32_t bad = 0;
+    size_t first, last, i;
+
+    cb_share(cb_matrix_panels(&m->head), index, count, &first, &last);
+    cb_matmul(p->k, &m->head, first, last, &p->input, 0, 1, logits, m->shape.logits);
+    last = cb_min64(last * CB_PANEL_ROWS, m->block.vocabulary);
+    for (i = first * CB_PANEL_ROWS; i < last; i++) {
+        uint32_t bits;
+
+        logits[i] *= m->block.logits_multiplier;
+        memcpy(&bits, &logits[i], sizeof bits);
+        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    return bad ? COLIBRI_ERR_NON_FINITE : 0;
+}
+
+static int compute_logits(struct cb_pass *p)
+{
+    const colibri_model *m = p->m;
+    size_t hidden = m->shape.hidden;
+    int code;
+
+    /* Only the last token of the batch is looked at. */
+    if (p->tokens > 1)
+        memcpy(m->scratch.x, m->scratch.x + (p->tokens - 1) * hidden, hidden * sizeof(float));
+    p->tokens = 1;
+    p->l = NULL;
+    p->norm_eps = m->block.norm_eps;
+    code = cb_pass_norm(p, m->final_norm, cb_is_quantized(m->head.dtype), "final norm");
+    if (code == 0)
+        code = cb_pass_run(p, step_head, cb_matrix_panels(&m->head), "logits");
+    if (code == 0)
+        memcpy(p->session->logits, p->session->candidates, m->block.vocabulary * sizeof(float));
+    return code;
+}
+
+int cb_forward(struct cb_pass *p, int want_logits)
+{
+    uint32_t i;
+    int code;
+
+    p->l = NULL;
+    code = cb_verify_extent(p->m, 0, p->error);
+    if (code == 0)
+        code = cb_pass_run(p, step_embed, p->tokens, "embedding");
+    for (i = 0; code == 0 && i < p->m->block.layers; i++)
+        code = run_layer(p, i);
+    if (code == 0 && want_logits)
+        code = compute_logits(p);
+    return code;
+}

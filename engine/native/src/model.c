@@ -1,0 +1,483 @@
+/* SPDX-License-Identifier: MIT */
+/* Opening a model: map, check, plan, allocate, bind, verify, lock, start threads. */
+#include "model.h"
+
+#include <string.h>
+
+#include "common.h"
+#include "error.h"
+#include "verify.h"
+
+/* What is known before there is an arena to keep it in. */
+struct opening {
+    colibri_model_options options;
+    const struct cb_kernels *kernels;
+    struct cb_mapping file;
+    struct cb_container container;
+    struct cb_shape shape;
+    struct cb_directory directory;
+    colibri_plan plan;
+};
+
+static int select_kernels(struct opening *o, colibri_error *error)
+{
+    o->kernels = cb_kernels_select(o->options.isa);
+    if (o->kernels == NULL)
+        return cb_fail(error, COLIBRI_ERR_ISA, CB_NO_OFFSET,
+                       "instruction set %.32s is not available; this build and CPU run: %s",
+                       o->options.isa != NULL ? o->options.isa : "(best)",
+                       cb_kernels_available());
+    return 0;
+}
+
+/* Root, records and directory; on the mapping first, then again on the arena's own copies, so
+ * that a file that changes meanwhile cannot show one content to the checks and another to us. */
+static int check_tables(const struct cb_container *c, const uint8_t *records,
+                        const uint8_t *directory, struct cb_shape *shape, struct cb_directory *d,
+                        colibri_error *error)
+{
+    const struct cb_section *r = &c->sections[CB_SECTION_RECORDS];
+    const struct cb_section *s = &c->sections[CB_SECTION_DIRECTORY];
+    int code = cb_container_check_root(c, records, directory, error);
+
+    if (code == 0)
+        code = cb_shape_measure(shape, records, (size_t)r->size, r->offset, error);
+    if (code == 0)
+        code = cb_directory_open(d, directory, (size_t)s->size, s->offset, error);
+    if (code == 0)
+        code = cb_directory_check(d, c, records, error);
+    return code;
+}
+
+static int check_file(struct opening *o, const char *path, colibri_error *error)
+{
+    const struct cb_section *sections = o->container.sections;
+    int code = cb_map_file(&o->file, path, error);
+
+    if (code == 0)
+        code = cb_container_open(&o->container, o->file.base, o->file.bytes, error);
+    if (code == 0)
+        code = check_tables(&o->container, o->file.base + sections[CB_SECTION_RECORDS].offset,
+                            o->file.base + sections[CB_SECTION_DIRECTORY].offset, &o->shape,
+                            &o->directory, error);
+    if (code == 0)
+        code = cb_container_check_padding(&o->container, error);
+    return code;
+}
+
+static int make_plan(struct opening *o, colibri_error *error)
+{
+    const struct cb_section *sections = o->container.sections;
+    struct cb_file_sizes sizes = {o->container.bytes, sections[CB_SECTION_RECORDS].size,
+                                  sections[CB_SECTION_DIRECTORY].size,
+                                  sections[CB_SECTION_TOKENIZER].present != 0};
+    uint32_t limit = o->shape.context_tokens;
+    int code;
+
+    if (o->options.context_tokens > limit)
+        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+                       "option context_tokens is %u, the model was made for at most %u",
+                       o->options.context_tokens, limit);
+    o->plan.context_tokens = o->options.context_tokens;
+    if (o->plan.context_tokens == 0)
+        o->plan.context_tokens = limit < 2048 ? limit : 2048;
+    o->plan.batch_tokens = o->options.batch_tokens;
+    o->plan.threads = o->options.threads;
+    o->plan.max_sessions = o->options.max_sessions;
+    o->plan.kv = o->options.kv;
+    code = cb_plan_compute(&o->plan, &o->shape, &sizes,
+                           o->file.base + sections[CB_SECTION_RECORDS].offset,
+                           o->options.max_text_bytes, error);
+    if (code != 0)
+        return code;
+    if (o->options.budget_bytes != 0 && o->plan.total_bytes > o->options.budget_bytes)
+        return cb_fail(error, COLIBRI_ERR_BUDGET, CB_NO_OFFSET,
+                       "the plan needs %llu bytes (file %llu, arena %llu, stacks %llu, process "
+                       "%llu), the budget is %llu; lower context_tokens (%u) or batch_tokens (%u)",
+                       (unsigned long long)o->plan.total_bytes,
+                       (unsigned long long)o->plan.mapped_bytes,
+                       (unsigned long long)o->plan.arena_bytes,
+                       (unsigned long long)o->plan.stack_bytes,
+                       (unsigned long long)o->plan.process_bytes,
+                       (unsigned long long)o->options.budget_bytes, o->plan.context_tokens,
+                       o->plan.batch_tokens);
+    return 0;
+}
+
+/* ---- the arena ------------------------------------------------------------------------------------ */
+
+static void take_quantized(struct cb_arena *a, struct cb_quantized *q, uint64_t tokens,
+                           uint64_t columns)
+{
+    q->q = cb_arena_take(a, tokens * columns);
+    q->d = cb_arena_take(a, 4 * tokens * (columns / CB_GROUP_COLUMNS));
+    q->s = cb_arena_take(a, 4 * tokens * (columns / CB_GROUP_COLUMNS));
+    q->groups = (size_t)(columns / CB_GROUP_COLUMNS);
+}
+
+static void take_scratch(colibri_model *m)
+{
+    const struct cb_shape *shape = &m->shape;
+    struct cb_scratch *s = &m->scratch;
+    struct cb_arena *a = &m->arena;
+    uint64_t b = m->plan.batch_tokens, choices = b * shape->top_k;
+    uint32_t i;
+
+    s->x = cb_arena_take(a, 4 * b * shape->hidden);
+    s->normed = cb_arena_take(a, 4 * b * shape->hidden);
+    s->q = cb_arena_take(a, 4 * b * shape->q);
+    s->kv = cb_arena_take(a, 4 * b * shape->kv);
+    s->o = cb_arena_take(a, 4 * b * shape->o);
+    s->cos = cb_arena_take(a, 4 * b * shape->pairs);
+    s->sin = cb_arena_take(a, 4 * b * shape->pairs);
+    take_quantized(a, &s->input, b, shape->input);
+    for (i = 0; i < m->plan.threads; i++)
+        s->scores[i] = cb_arena_take(a, 4 * (uint64_t)m->plan.context_tokens);
+    s->router = cb_arena_take(a, 4 * b * cb_up(shape->experts, 8));
+    s->ids = cb_arena_take(a, 4 * choices);
+    s->weights = cb_arena_take(a, 4 * choices);
+    s->slots = cb_arena_take(a, 4 * choices);
+    s->tokens = cb_arena_take(a, 4 * choices);
+    s->starts = cb_arena_take(a, 4 * ((uint64_t)shape->experts + 1));
+    s->gate = cb_arena_take(a, 4 * choices * shape->intermediate);
+    s->up = cb_arena_take(a, 4 * choices * shape->intermediate);
+    take_quantized(a, &s->inner, choices, shape->intermediate);
+    s->outputs = cb_arena_take(a, 4 * choices * shape->hidden);
+    s->accumulator = cb_arena_take(a, 4 * b * shape->hidden);
+}
+
+/* `count` buffers of the same size, one after another: the first one. */
+static uint8_t *take_array(struct cb_arena *a, uint32_t count, uint64_t bytes)
+{
+    uint8_t *first = cb_arena_take(a, bytes);
+
+    while (--count > 0)
+        (void)cb_arena_take(a, bytes);
+    return first;
+}
+
+static void take_sessions(colibri_model *m)
+{
+    uint32_t i, layer;
+
+    m->sessions = take_array(&m->arena, m->plan.max_sessions, CB_PLAN_SESSION_BYTES);
+    for (i = 0; i < m->plan.max_sessions; i++) {
+        colibri_session *s = cb_model_session(m, i);
+        size_t start = m->arena.used;
+
+        if (m->arena.overflow)
+            return;
+        s->model = m;
+        s->kv = m->arena.mapping.base + start;
+        for (layer = 0; layer < m->block.layers; layer++) {
+            struct cb_layer *l = cb_model_layer(m, layer);
+            const struct cb_block_attention *a = &l->r.attention;
+            uint64_t row = (uint64_t)m->plan.context_tokens * cb_kv_element_bytes(m->plan.kv);
+
+            if (l->r.layer.mixer_kind != CB_MIXER_ATTENTION)
+                continue;
+            l->k_offset = m->arena.used - start; /* the same in every session */
+            (void)cb_arena_take(&m->arena, a->kv_heads * a->head_dim * row);
+            l->v_offset = m->arena.used - start;
+            (void)cb_arena_take(&m->arena, a->kv_heads * a->value_dim * row);
+        }
+        s->logits = cb_arena_take(&m->arena, 4 * (uint64_t)m->shape.logits);
+        s->candidates = cb_arena_take(&m->arena, 8 * (uint64_t)m->shape.logits);
+        s->routing = cb_arena_take(&m->arena, 4 * (uint64_t)m->block.layers * m->plan.batch_tokens *
+                                                  m->shape.top_k);
+    }
+}
+
+static int take_tables(colibri_model *m, struct opening *o, colibri_error *error)
+{
+    const struct cb_section *rs = &m->container.sections[CB_SECTION_RECORDS];
+    const struct cb_section *ds = &m->container.sections[CB_SECTION_DIRECTORY];
+    uint8_t *records = cb_arena_take(&m->arena, rs->size);
+    uint8_t *directory = cb_arena_take(&m->arena, ds->size);
+    struct cb_records r;
+    uint32_t i;
+    int code;
+
+    m->layers = take_array(&m->arena, o->shape.layers, CB_PLAN_LAYER_BYTES);
+    m->verified = cb_arena_take(&m->arena, o->shape.extents);
+    m->counts = cb_arena_take(&m->arena, 8 * (uint64_t)o->shape.layers * o->shape.experts);
+    if (m->has_tokenizer)
+        m->merge_scratch = cb_arena_take(&m->arena, (uint64_t)CB_PLAN_MERGE_BYTES * m->max_text_bytes);
+    if (m->arena.overflow)
+        return 0; /* reported when all is taken */
+    memcpy(records, m->file.base + rs->offset, (size_t)rs->size);
+    memcpy(directory, m->file.base + ds->offset, (size_t)ds->size);
+    code = check_tables(&m->container, records, directory, &m->shape, &m->directory, error);
+    if (code == 0 && memcmp(&m->shape, &o->shape, sizeof m->shape) != 0)
+        code = cb_fail(error, COLIBRI_ERR_IO, CB_NO_OFFSET,
+                       "the file changed while it was opened; replace files by rename");
+    if (code == 0)
+        code = cb_records_begin(&r, records, (size_t)rs->size, rs->offset, error);
+    if (code != 0)
+        return code;
+    m->block = r.model;
+    m->ropes = r.ropes;
+    memcpy(m->rope, r.rope, sizeof m->rope);
+    for (i = 0; code == 0 && i < m->block.layers; i++)
+        code = cb_records_next(&r, &cb_model_layer(m, i)->r, error);
+    return code;
+}
+
+/* Everything the plan lists, from one mapping. On success *model owns the file mapping. */
+static int allocate(struct opening *o, colibri_model **model, colibri_error *error)
+{
+    struct cb_arena arena;
+    colibri_model *m;
+    int code;
+
+    memset(&arena, 0, sizeof arena);
+    code = cb_map_anonymous(&arena.mapping, o->plan.arena_bytes, error);
+    if (code != 0)
+        return code;
+    m = cb_arena_take(&arena, CB_PLAN_MODEL_BYTES);
+    if (m == NULL) {
+        cb_unmap(&arena.mapping);
+        return cb_fail(error, COLIBRI_ERR_INTERNAL, CB_NO_OFFSET, "the plan has no room for a model");
+    }
+    m->arena = arena;
+    m->container = o->container;
+    m->plan = o->plan;
+    m->kernels = o->kernels;
+    m->max_text_bytes = o->options.max_text_bytes;
+    m->has_tokenizer = o->container.sections[CB_SECTION_TOKENIZER].present;
+    m->file = o->file;
+    atomic_flag_clear(&m->busy);
+    code = take_tables(m, o, error);
+    if (code == 0 && !m->arena.overflow) {
+        take_scratch(m);
+        take_sessions(m);
+    }
+    if (code == 0 && (m->arena.overflow || cb_up(m->arena.used, 4096) != m->plan.arena_bytes))
+        code = cb_fail(error, COLIBRI_ERR_INTERNAL, CB_NO_OFFSET,
+                       "the buffers take %zu bytes of a planned arena of %llu", m->arena.used,
+                       (unsigned long long)m->plan.arena_bytes);
+    if (code != 0) {
+        arena = m->arena;
+        cb_unmap(&arena.mapping);
+        return code;
+    }
+    memset(&o->file, 0, sizeof o->file);
+    *model = m;
+    return 0;
+}
+
+/* ---- locking ---------------------------------------------------------------------------------------- */
+
+void cb_model_lock(colibri_model *m)
+{
+    const struct cb_section *experts = &m->container.sections[CB_SECTION_EXPERTS];
+    size_t trunk = (size_t)experts->offset; /* on a page of 4096; whole pages below */
+    int64_t before;
+
+    /* Unlock first: what the kernel counts must be what this call locks. */
+    cb_unlock(m->arena.mapping.base, m->arena.mapping.bytes);
+    cb_unlock(m->file.base, m->file.bytes);
+    before = cb_locked_now();
+    memset(&m->lock, 0, sizeof m->lock);
+    cb_lock(&m->lock, m->arena.mapping.base, m->arena.mapping.bytes);
+    trunk = trunk / cb_page_bytes() * cb_page_bytes();
+    cb_lock(&m->lock, m->file.base, trunk);
+    cb_lock(&m->lock, m->file.base + trunk, m->file.bytes - trunk);
+    cb_lock_finish(&m->lock, before);
+}
+
+static int apply_lock(colibri_model *m, uint32_t policy, colibri_error *error)
+{
+    if (policy == COLIBRI_LOCK_OFF) {
+        m->lock.unlocked = (uint64_t)m->arena.mapping.bytes + m->file.bytes;
+        return 0;
+    }
+    cb_model_lock(m);
+    if (policy == COLIBRI_LOCK_REQUIRE && m->lock.unlocked > 0)
+        return cb_fail(error, COLIBRI_ERR_LOCK, CB_NO_OFFSET, "%s", m->lock.message);
+    return 0;
+}
+
+/* ---- open and close --------------------------------------------------------------------------------- */
+
+static int open_tokenizer(colibri_model *m, colibri_error *error)
+{
+    const struct cb_section *s = &m->container.sections[CB_SECTION_TOKENIZER];
+    int code;
+
+    if (!m->has_tokenizer)
+        return 0;
+    code = cb_verify_section(&m->container, CB_SECTION_TOKENIZER, error);
+    if (code == 0)
+        code = cb_tokenizer_open(&m->tokenizer, m->file.base + s->offset, (size_t)s->size,
+                                 m->block.vocabulary, error);
+    return code;
+}
+
+static int finish(colibri_model *m, const struct opening *o, colibri_error *error)
+{
+    int code;
+
+    cb_model_bind(m);
+    code = cb_model_check_support(m, error);
+    if (code == 0)
+        code = open_tokenizer(m, error);
+    if (code == 0)
+        code = cb_pool_start(&m->pool, m->plan.threads, error);
+    if (code == 0)
+        code = apply_lock(m, o->options.lock, error);
+    if (code == 0 && o->options.verify == COLIBRI_VERIFY_OPEN)
+        code = cb_verify_all(m, error);
+    return code;
+}
+
+int colibri_model_open(const char *path, const colibri_model_options *options,
+                       colibri_model **model, colibri_error *error)
+{
+    struct opening o;
+    colibri_model *m = NULL;
+    int code;
+
+    if (path == NULL || model == NULL)
+        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+                       "colibri_model_open: path and model must not be NULL");
+    *model = NULL;
+    memset(&o, 0, sizeof o);
+    code = cb_options_resolve(&o.options, options, error);
+    if (code == 0)
+        code = select_kernels(&o, error);
+    if (code == 0)
+        code = check_file(&o, path, error);
+    if (code == 0)
+        code = make_plan(&o, error);
+    if (code == 0)
+        code = allocate(&o, &m, error);
+    if (code == 0)
+        code = finish(m, &o, error);
+    if (code != 0) {
+        colibri_model_close(m);
+        cb_unmap(&o.file);
+        return code;
+    }
+    *model = m;
+    return 0;
+}
+
+void colibri_model_close(colibri_model *m)
+{
+    struct cb_mapping file, arena;
+
+    if (m == NULL)
+        return;
+    cb_pool_stop(&m->pool);
+    file = m->file;
+    arena = m->arena.mapping; /* the model itself lives in it */
+    cb_unmap(&file);
+    cb_unmap(&arena);
+}
+
+int cb_model_enter(colibri_model *m, const char *call, colibri_error *error)
+{
+    if (atomic_flag_test_and_set_explicit(&m->busy, memory_order_acquire))
+        return cb_fail(error, COLIBRI_ERR_BUSY, CB_NO_OFFSET,
+                       "%s: another call on this model is running; one call per model at a time",
+                       call);
+    return 0;
+}
+
+void cb_model_leave(colibri_model *m)
+{
+    atomic_flag_clear_explicit(&m->busy, memory_order_release);
+}
+
+/* ---- information -------------------------------------------------------------------------------------- */
+
+int colibri_model_plan(const colibri_model *m, colibri_plan *plan)
+{
+    if (plan->struct_size != sizeof *plan)
+        return COLIBRI_ERR_STRUCT_SIZE;
+    *plan = m->plan;
+    return 0;
+}
+
+/* Widths of the first layer that has them. */
+static void describe_layers(const colibri_model *m, colibri_model_info *info)
+{
+    uint32_t i;
+
+    for (i = 0; i < m->block.layers; i++) {
+        const struct cb_layer_records *r = &cb_model_layer(m, i)->r;
+
+        if (r->layer.mixer_kind == CB_MIXER_ATTENTION && info->heads == 0) {
+            info->heads = r->attention.heads;
+            info->kv_heads = r->attention.kv_heads;
+            info->head_dim = r->attention.head_dim;
+        }
+        if (r->layer.ffn_kind == CB_FFN_MOE && info->experts == 0) {
+            info->experts = r->moe.experts;
+            info->top_k = r->moe.top_k;
+            info->intermediate = r->moe.intermediate;
+        }
+    }
+    for (i = 0; i < m->block.layers && info->intermediate == 0; i++) {
+        const struct cb_layer_records *r = &cb_model_layer(m, i)->r;
+
+        if (r->layer.ffn_kind == CB_FFN_DENSE)
+            info->intermediate = r->ffn.intermediate;
+    }
+}
+
+int colibri_model_info_get(const colibri_model *m, colibri_model_info *info)
+{
+    if (info->struct_size != sizeof *info)
+        return COLIBRI_ERR_STRUCT_SIZE;
+    memset(info, 0, sizeof *info);
+    info->struct_size = sizeof *info;
+    info->family = m->block.family;
+    info->layers = m->block.layers;
+    info->hidden = m->block.hidden;
+    info->vocabulary = m->block.vocabulary;
+    info->context_tokens = m->block.context_tokens;
+    describe_layers(m, info);
+    info->has_tokenizer = m->has_tokenizer;
+    info->has_chat = m->has_tokenizer && m->tokenizer.head.chat_prefix != 0;
+    info->parameters = m->parameters;
+    info->file_bytes = m->container.bytes;
+    info->trunk_bytes = m->container.sections[CB_SECTION_TRUNK].size;
+    info->expert_bytes = m->container.sections[CB_SECTION_EXPERTS].size;
+    memcpy(info->root, m->container.root, sizeof info->root);
+    return 0;
+}
+
+int colibri_model_report(const colibri_model *m, colibri_report *report)
+{
+    if (report->struct_size != sizeof *report)
+        return COLIBRI_ERR_STRUCT_SIZE;
+    memset(report, 0, sizeof *report);
+    report->struct_size = sizeof *report;
+    report->threads = m->pool.threads;
+    report->locked_bytes = m->lock.locked;
+    report->unlocked_bytes = m->lock.unlocked;
+    report->lock_errno = m->lock.number;
+    report->verified_extents = m->verified_count;
+    report->extents = m->directory.extent_count;
+    report->isa = m->kernels->isa;
+    memcpy(report->lock_message, m->lock.message, sizeof report->lock_message);
+    return 0;
+}
+_Static_assert(sizeof((colibri_report *)0)->lock_message == sizeof((struct cb_lock_state *)0)->message,
+               "the lock message fits the report");
+
+const uint64_t *colibri_expert_counts(const colibri_model *m, uint32_t layer, uint32_t *experts)
+{
+    const struct cb_layer_records *r;
+
+    *experts = 0;
+    if (layer >= m->block.layers)
+        return NULL;
+    r = &cb_model_layer(m, layer)->r;
+    if (r->layer.ffn_kind != CB_FFN_MOE)
+        return NULL;
+    *experts = r->moe.experts;
+    return m->counts + (size_t)layer * m->shape.experts;
+}

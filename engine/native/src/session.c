@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: MIT */
+/* A sequence: append, logits, sample, reset, cancel. And the text calls of its model. */
+#include <string.h>
+
+#include "common.h"
+#include "error.h"
+#include "model.h"
+#include "pass.h"
+
+int colibri_session_create(colibri_model *m, colibri_session **session, colibri_error *error)
+{
+    uint32_t i;
+    int code;
+
+    if (m == NULL || session == NULL)
+        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+                       "colibri_session_create: model and session must not be NULL");
+    *session = NULL;
+    code = cb_model_enter(m, "colibri_session_create", error);
+    if (code != 0)
+        return code;
+    for (i = 0; i < m->plan.max_sessions && *session == NULL; i++) {
+        colibri_session *s = cb_model_session(m, i);
+
+        if (s->in_use)
+            continue;
+        s->in_use = 1;
+        colibri_sampler_default(&s->sampler);
+        atomic_init(&s->cancel, 0);
+        colibri_session_reset(s);
+        *session = s;
+    }
+    cb_model_leave(m);
+    if (*session == NULL)
+        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+                       "all %u sessions of the plan are in use; free one or raise max_sessions",
+                       m->plan.max_sessions);
+    return 0;
+}
+
+void colibri_session_free(colibri_session *s)
+{
+    if (s != NULL)
+        s->in_use = 0;
+}
+
+void colibri_session_reset(colibri_session *s)
+{
+    s->position = 0;
+    s->batch = 0;
+    s->sampled = 0;
+    s->has_logits = 0;
+}
+
+void colibri_session_cancel(colibri_session *s)
+{
+    atomic_store_explicit(&s->cancel, 1, memory_order_relaxed);
+}
+
+uint32_t colibri_session_position(const colibri_session *s)
+{
+    return s->position;
+}
+
+const float *colibri_session_logits(const colibri_session *s)
+{
+    return s->has_logits ? s->logits : NULL;
+}
+
+/* ---- append --------------------------------------------------------------------------------------- */
+
+/* ids: int32_t of any alignment, hence never dereferenced. */
+static int check_ids(const colibri_session *s, const void *ids, size_t count, colibri_error *error)
+{
+    const colibri_model *m = s->model;
+    size_t i;
+
+    if (count == 0 || ids == NULL)
+        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+                       "colibri_session_append: there must be at least one token id");
+    if (count > m->plan.context_tokens - s->position)
+        return cb_fail(error, COLIBRI_ERR_CONTEXT_FULL, CB_NO_OFFSET,
+                       "%zu more tokens at position %u exceed the context of %u tokens; reset the "
+                       "session or raise context_tokens (the model allows %u)",
+                       count, s->position, m->plan.context_tokens, m->block.context_tokens);
+    for (i = 0; i < count; i++) {
+        int32_t id;
+
+        memcpy(&id, (const char *)ids + i * sizeof id, sizeof id);
+        if (id < 0 || (uint32_t)id >= m->block.vocabulary)
+            return cb_fail(error, COLIBRI_ERR_TOKEN_RANGE, CB_NO_OFFSET,
+                           "token %zu has id %ld, must be 0..%u", i, (long)id,
+                           m->block.vocabulary - 1);
+    }
+    return 0;
+}
+
+/* The choices of a batch that went well. */
+static void count_choices(colibri_session *s, size_t tokens)
+{
+    colibri_model *m = s->model;
+    uint32_t layer;
+
+    for (layer = 0; layer < m->block.layers; layer++) {
+        const struct cb_layer_records *r = &cb_model_layer(m, layer)->r;
+        const int32_t *ids = s->routing + (size_t)layer * m->plan.batch_tokens * m->shape.top_k;
+        size_t i;
+
+        if (r->layer.ffn_kind != CB_FFN_MOE)
+            continue;
+        for (i = 0; i < tokens * r->moe.top_k; i++)
+            m->counts[(size_t)layer * m->shape.experts + (size_t)ids[i]]++;
+    }
+    s->batch = (uint32_t)tokens;
+}
+
+static int append_batches(colibri_session *s, const void *ids, size_t count, colibri_error *error)
+{
+    int32_t batch[CB_MAX_BATCH_TOKENS];
+    uint32_t start = s->position;
+    int code = 0;
+
+    while (count > 0 && code == 0) {
+        struct cb_pass pass;
+        size_t tokens = (size_t)cb_min64(count, s->model->plan.batch_tokens);
+
+        memcpy(batch, ids, tokens * sizeof batch[0]);
+        memset(&pass, 0, sizeof pass);
+        pass.m = s->model;
+        pass.session = s;
+        pass.k = s->model->kernels;
+        pass.ids = batch;
+        pass.tokens = tokens;
+        pass.position = s->position;
+        pass.error = error;
+        code = cb_forward(&pass, tokens == count);
+        if (code != 0)
+            break;
+        count_choices(s, tokens);
+        s->position += (uint32_t)tokens;
+        ids = (const char *)ids + tokens * sizeof batch[0];
+        count -= tokens;
+    }
+    if (code == 0)
+        s->has_logits = 1;
+    else
+        s->position = start; /* what was written behind it in the cache is written again */
+    return code;
+}
+
+int colibri_session_append(colibri_session *s, const int32_t *ids, size_t count,
+                           colibri_error *error)
+{
+    uint64_t fpu;
+    int code;
+
+    if (s == NULL)
+        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+                       "colibri_session_append: the session must not be NULL");
+    code = cb_model_enter(s->model, "colibri_session_append", error);
+    if (code != 0)
+        return code;
+    atomic_store_explicit(&s->cancel, 0, memory_order_relaxed);
+    code = check_ids(s, ids, count, error);
+    if (code == 0) {
+        fpu = cb_fpu_enter();
+        code = append_batches(s, ids, count, error);
+        cb_fpu_leave(fpu);
+    }
+    cb_model_leave(s->model);
+    return code;
+}
+
+const int32_t *colibri_session_routing(const colibri_session *s, uint32_t layer, uint32_t *tokens,
+                                       uint32_t *top_k)
+{
+    const colibri_model *m = s->model;
+    const struct cb_layer_records *r;
+
+    *tokens = 0;
+    *top_k = 0;
+    if (layer >= m->block.layers || s->batch == 0)
+        return NULL;
+    r = &cb_model_layer(m, layer)->r;
+    if (r->layer.ffn_kind != CB_FFN_MOE)
+        return NULL;
+    *tokens = s->batch;
+    *top_k = r->moe.top_k;
+    return s->routing + (size_t)layer * m->plan.batch_tokens * m->shape.top_k;
+}
+
+/* ---- sampling --------------------------------------------------------------------------------------- */
+
+int colibri_session_set_sampler(colibri_session *s, const colibri_sampler *sampler,
+                                colibri_error *error)
+{
+    int code;
+
+    if (s == NULL || sampler == NULL)
+        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+                       "colibri_session_set_sampler: session and sampler must not be NULL");
+    code = cb_sampler_check(sampler, error);
+    if (code == 0)
+        s->sampler = *sampler;
+    return code;
+}
+
+int colibri_session_sample(colibri_session *s, int32_t *id, colibri_error *error)
+{
+    uint64_t fpu;
+    int code;
+
+    if (s == NULL || id == NULL)
+        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+                       "colibri_session_sample: session and id must not be NULL");
+    code = cb_model_enter(s->model, "colibri_session_sample", error);
+    if (code != 0)
+        return code;
+    if (!s->has_logits) {
+        cb_model_leave(s->model);
+        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+                       "there are no logits to sample from: append at least one token first");
+    }
+    fpu = cb_fpu_enter();
+    *id = cb_sampler_choose(&s->sampler, s->sampled, s->logits, s->model->block.vocabulary,
+                            s->candidates);
+    cb_fpu_leave(fpu);
+    s->sampled++;
+    cb_model_leave(s->model);
+    return 0;
+}
+
+/* ---- text --------------------------------------------------------------------------------------------- */
+
+int colibri_tokenize(colibri_model *m, const char *text, size_t length, enum colibri_text form,
+                     int32_t *ids, size_t *count, colibri_error *error)
+{
+    int code;
+
+    if (m == NULL || count == NULL || (text == NULL && length > 0) || (ids == NULL && *count > 0))
+        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+                       "colibri_tokenize: model, text, ids and count must not be NULL");
+    if (!m->has_tokenizer)
+        return cb_fail(error, COLIBRI_ERR_NO_TOKENIZER, CB_NO_OFFSET,
+                       "the model has no tokenizer section; give it token ids");
+    if (length > m->max_text_bytes)
+        return cb_fail(error, COLIBRI_ERR_TEXT_LONG, CB_NO_OFFSET,
+                       "the text has %zu bytes, the limit is %u; raise max_text_bytes", length,
+                       m->max_text_bytes);
+    code = cb_model_enter(m, "colibri_tokenize", error);
+    if (code != 0)
+        return code;
+    code = cb_tokenizer_encode(&m->tokenizer, text, length, form, m->merge_scratch,
+                               (size_t)CB_PLAN_MERGE_BYTES * m->max_text_bytes, ids, count, error);
+    cb_model_leave(m);
+    return code;
+}
+
+const char *colibri_token_bytes(const colibri_model *m, int32_t id, size_t *length)
+{
+    *length = 0;
+    return m->has_tokenizer ? cb_tokenizer_bytes(&m->tokenizer, id, length) : NULL;
+}
+
+int colibri_token_is_end(const colibri_model *m, int32_t id)
+{
+    return m->has_tokenizer ? cb_tokenizer_is_end(&m->tokenizer, id) : 0;
+}
+
+int colibri_token_is_special(const colibri_model *m, int32_t id)
+{
+    return m->has_tokenizer ? cb_tokenizer_is_special(&m->tokenizer, id) : 0;
+}
