@@ -24,6 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 ENGINE = REPOSITORY / "engine"
 VENV_BIN = REPOSITORY / "build" / "venv" / "bin"
 DROPPED_VARIABLES = ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "AR", "CROSS_COMPILE", "MAKEFLAGS")
+STATIC_OPTIONS = ("-Dstatic_tools=true", "-Ddefault_library=static")
 # macro the compiler defines -> meson's cpu_family, qemu-user's name
 FAMILIES = (
     ("__aarch64__", "aarch64", "qemu-aarch64"),
@@ -201,7 +202,7 @@ def main() -> int:
         options = list(arguments.option)
         if "-static" in chain.ldflags:
             chain.ldflags.remove("-static")
-            options += ["-Dstatic_tools=true", "-Ddefault_library=static"]
+            options += STATIC_OPTIONS
         if arguments.builtin_memcpy not in ("", "0"):
             options.append("-Duse_builtin_memcpy=true")
         plain = chain.native and not (arguments.cc or chain.cflags or chain.ldflags)

@@ -90,8 +90,8 @@ def setup() -> list[Step]:
     """Machine, engine builds, models, image: everything later suites read."""
     return [
         Step("machine", script("setup_machine.py", "test"), counts=False, needed=True),
-        engine("host", "--option=-Dwerror=true"),
-        engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", "--option=-Dwerror=true"),
+        engine("host"),
+        engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static"),
         Step("models", script("models.py", "tiny", "demo"), counts=False, needed=True),
         Step("image", script("image.py"), counts=False),
     ]
@@ -117,7 +117,7 @@ def sanitizers() -> list[Step]:
     """The C tests under AddressSanitizer with UndefinedBehaviorSanitizer, and ThreadSanitizer."""
     steps = []
     for name, kinds, variables in SANITIZERS:
-        options = [f"-Db_sanitize={kinds}", "-Ddefault_library=static"]
+        options = [f"-Db_sanitize={kinds}", "-Ddefault_library=static", "-Dwerror=true"]
         steps += [
             engine(name, "--cflags=-g -fno-sanitize-recover=all", *(f"--option={option}" for option in options)),
             meson_tests(f"c-tests-{name}", BUILD / name, **variables),
@@ -137,7 +137,7 @@ def host() -> list[Step]:
     """All that runs on the build machine."""
     return [
         *lint(),
-        engine("host", "--option=-Dwerror=true"),
+        engine("host"),
         meson_tests("c-tests-gcc", HOST),
         *clang(),
         *sanitizers(),
@@ -153,7 +153,7 @@ def parity() -> list[Step]:
 def qemu_user() -> list[Step]:
     """The C tests as AArch64 and 32-bit ARM programs."""
     return [
-        engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", "--option=-Dwerror=true"),
+        engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static"),
         meson_tests("c-tests-aarch64", AARCH64),
         engine("arm-linux-gnueabihf", "--cross-compile=arm-linux-gnueabihf-", "--ldflags=-static"),
         meson_tests("c-tests-arm", ARM),
