@@ -88,6 +88,7 @@ class TokenizerSpec:
     tokens: the bytes of each id. merges: sorted by (left, right). specials, ends: ascending ids.
     class_ranges: (first code point, last code point, CharacterClass), ascending.
     chat_prefix, chat_suffix: ids around the user's text; both empty when the model has no chat form.
+    Lookup tables are made at the first use: change tokens or merges with dataclasses.replace only.
     """
 
     tokens: list[bytes]

@@ -16,6 +16,8 @@ from native_cases import REPOSITORY, assert_agrees, outcome
 
 GOLDEN = REPOSITORY / "engine" / "native" / "tests" / "golden"
 
+HALF = 0x2fedf1efce1d5545
+
 
 def bits(value: float) -> str:
     return struct.pack(">f", value).hex()
@@ -104,6 +106,10 @@ def test_the_c_sampler_chooses_what_the_numpy_one_chooses(tmp_path: Path) -> Non
         distinct.add(chosen)
         cases.append(case(sampler, counter, logits, chosen))
     assert len(distinct) > 50
+    # random(HALF, 0) >> 40 is 2^23: u is one half, and the first of two equal weights ends exactly at the target
+    sampler, logits = Sampler(temperature=1.0, seed=HALF), np.zeros(2, dtype=np.float32)
+    assert sampler.choose(logits, 0) == 1
+    cases.append(case(sampler, 0, logits, 1))
     assert_agrees("test_sampler", cases, tmp_path / "cases.txt")
 
 

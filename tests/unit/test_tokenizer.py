@@ -1,0 +1,481 @@
+# SPDX-License-Identifier: MIT
+"""The tokenizer section, its two readers, and the C tokenizer against the Python one.
+
+The tokenizers here are trained by a few lines in this file, so nothing but the standard library is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from colibri import tokenizer_import
+from colibri._spec import NONE_INDEX, Code, Pretokenizer, TokenizerFlag
+from colibri._unicode import CLASS_RANGES, UNICODE_VERSION
+from colibri.errors import ColibriError
+from colibri.tokenizer import HEADER, TokenizerSpec
+from native_cases import REPOSITORY, assert_agrees, outcome
+
+BUILT = [p for p in Pretokenizer if p != Pretokenizer.O200K]
+CORPUS = (
+    "The quick brown fox doesn't jump over 12 lazy dogs; they'll've jumped 345678 times.\n\n"
+    "\tif (x == 0) {\r\n\t\treturn y;\r\n\t}\n   Where  are   we?  \n"
+    "Größe, señor, naïve, Œuvre. Что это такое? Это тест. これは試験です。 我们在这里 12 天。 مرحبا بالعالم ١٢٣ ٤٥٦\n"
+    "नमस्ते दुनिया। สวัสดีชาวโลก 안녕하세요 세계! e\u0301a\u0308 👩\u200d👩\u200d👧 🐦🐦 ½ ² Ⅷ x\u00a0y\u3000z ... !!! ---\n"
+)
+POOL = [
+    *"abcstremvlxyzSTREMVLD", *"0123456789", *"    ", "\n", "\r\n", "\r", "\t", "'", "'s", "'S", "'re", "'LL", "'ve",
+    "'\u017f", "\u017f", *".,;!?-_/<>|()", "\u00a0", "\u2003", "\u3000", "\u0085", "\u2028", "\x1c", "\x00", "\x04",
+    "é", "e\u0301", "ß", "İ", "ж", "ы", "中", "文", "の", "ア", "한", "ع", "ر", "\u0660", "٣", "²", "½", "Ⅷ", "०", "๓",
+    "नम", "\u094d", "👍", "👍🏽", "\u200d", "\ufe0f", "🐦", "\U00010400", "\U000e0001", "\ufffd", "\ufeff", "\u0378",
+]  # fmt: skip
+INVALID = [b"\x80", b"\xff", b"\xc3", b"\xe4\xb8", b"\xed\xa0\x80", b"\xf0\x9f\x90", b"\xf4\x90\x80\x80", b"\xc0\xaf"]
+
+
+def train(
+    pretokenizer: Pretokenizer, merges: int, flags: int = 0, absent: bytes = b"", corpus: str = CORPUS
+) -> TokenizerSpec:
+    """A tokenizer of every byte but `absent`, the most frequent merges of the corpus, and two special tokens."""
+    spec = TokenizerSpec(
+        tokens=[b"<s>", b"</s>", *(bytes((b,)) for b in range(256) if b not in absent)],
+        merges=[],
+        pretokenizer=pretokenizer,
+        flags=flags,
+        specials=[0, 1],
+        ends=[1],
+        bos_id=0,
+        class_ranges=list(CLASS_RANGES),
+        unicode_version=UNICODE_VERSION,
+    )
+    ids = {token: i for i, token in enumerate(spec.tokens)}
+    words = Counter(spec.split(corpus.encode()))
+    pieces = {word: [ids[bytes((b,))] for b in word if b not in absent] for word in words}
+    pairs: list[tuple[int, int]] = []
+    while len(pairs) < merges:
+        counts: Counter[tuple[int, int]] = Counter()
+        for word, piece in pieces.items():
+            for pair in pairwise(piece):
+                counts[pair] += words[word]
+        if not counts:
+            break
+        left, right = max(counts, key=lambda pair: (counts[pair], pair))
+        text = spec.tokens[left] + spec.tokens[right]
+        merged = ids.setdefault(text, len(spec.tokens))
+        if merged == len(spec.tokens):
+            spec.tokens.append(text)
+        pairs.append((left, right))
+        for word, piece in pieces.items():
+            out: list[int] = []
+            for i in piece:
+                if out and (out[-1], i) == (left, right):
+                    out[-1] = merged
+                else:
+                    out.append(i)
+            pieces[word] = out
+    ranked = [
+        (left, right, rank, ids[spec.tokens[left] + spec.tokens[right]]) for rank, (left, right) in enumerate(pairs)
+    ]
+    spec.merges = sorted(ranked)
+    spec.chat_prefix = spec.encode_marked("<s>user\n")
+    spec.chat_suffix = spec.encode_marked("</s>\n")
+    return spec
+
+
+def shuffled(spec: TokenizerSpec, rng: random.Random) -> TokenizerSpec:
+    """The same merges in ranks that no training gives, some of them equal."""
+    half = len(spec.merges) // 2
+    merges = [(left, right, rng.randrange(half), merged) for left, right, _, merged in spec.merges]
+    return dataclasses.replace(spec, merges=merges)
+
+
+def letters(rng: random.Random, length: int) -> str:
+    """Words of three letters only, so that every merge competes with others."""
+    return "".join(rng.choices("aaabbc  ", k=length))
+
+
+def texts(rng: random.Random, count: int) -> list[bytes]:
+    """Texts of every kind, some with invalid bytes."""
+    made = [b"", b" ", b"\n", b"a", b"\xff", CORPUS.encode(), b"a" * 3000, b" " * 500, b"\n " * 200, b"ab" * 700]
+    for _ in range(count):
+        parts = [rng.choice(POOL).encode() * rng.choice([1, 1, 1, 2, 3, 9]) for _ in range(rng.randrange(1, 40))]
+        if rng.random() < 0.3:
+            parts.insert(rng.randrange(len(parts)), rng.choice(INVALID))
+        made.append(b"".join(parts))
+    return made
+
+
+def hexadecimal(data: bytes) -> str:
+    return data.hex() or "-"
+
+
+def encode_case(spec: TokenizerSpec, text: bytes, chat: bool = False) -> str:
+    ids = " ".join(map(str, spec.encode(text, chat=chat)))
+    return f"encode {'chat' if chat else 'plain'} {hexadecimal(text)} 0 {ids}"
+
+
+def write_section(spec: TokenizerSpec, path: Path) -> str:
+    """Write the section; the case that opens it."""
+    path.write_bytes(spec.to_section())
+    return f"section {path} {len(spec.tokens)} 0"
+
+
+# ---- the C tokenizer against the Python one ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("pretokenizer", BUILT)
+def test_the_c_tokenizer_gives_the_ids_of_the_python_one(pretokenizer: Pretokenizer, tmp_path: Path) -> None:
+    rng = random.Random(pretokenizer)
+    variants = [
+        train(pretokenizer, 300),
+        train(pretokenizer, 120, int(TokenizerFlag.ADD_BOS | TokenizerFlag.IGNORE_MERGES)),
+        train(pretokenizer, 80, absent=b"\x04\xf1qe"),
+        shuffled(train(pretokenizer, 200), rng),
+        shuffled(train(pretokenizer, 200, int(TokenizerFlag.IGNORE_MERGES)), rng),
+        shuffled(train(pretokenizer, 60, corpus=letters(rng, 3000)), rng),
+    ]
+    variants[3].unk_id = 5
+    cases = []
+    for n, spec in enumerate(variants):
+        cases.append(write_section(spec, tmp_path / f"section{n}"))
+        few = [letters(rng, rng.randrange(200)).encode() for _ in range(100)]
+        for text in texts(rng, 250) + few:
+            cases.append(encode_case(spec, text))
+            cases.append(encode_case(spec, text, chat=True))
+    assert_agrees("test_tokenizer", cases, tmp_path / "cases.txt")
+
+
+def test_a_wrong_id_is_seen(tmp_path: Path) -> None:
+    spec = train(Pretokenizer.GPT2, 5)
+    opened = write_section(spec, tmp_path / "section")
+    code, output = outcome("test_tokenizer", [opened, "encode plain 61 0 98"], tmp_path / "cases.txt")
+    assert code == 1
+    assert "id 0 of 1 differs" in output
+
+
+def test_both_readers_give_one_code_for_damaged_sections(tmp_path: Path) -> None:
+    rng = random.Random(9)
+    spec = train(Pretokenizer.LLAMA3, 12, int(TokenizerFlag.IGNORE_MERGES))
+    spec.class_ranges = spec.class_ranges[:40]
+    section = spec.to_section()
+    arrays = len(section) - len(b"".join(spec.tokens))
+    cases, codes = [], Counter[Code]()
+    for n in range(900):
+        damaged = bytearray(section)
+        kind = rng.randrange(5)
+        if kind == 0:  # a bit of the head
+            damaged[rng.randrange(HEADER.size)] ^= 1 << rng.randrange(8)
+        elif kind == 1:  # a word of the head or of an array
+            at = 4 * rng.randrange(arrays // 4)
+            value = rng.choice([0, 1, 2, 3, 7, 260, 2000, NONE_INDEX, 0x110000, 1 << 24])
+            damaged[at : at + 4] = value.to_bytes(4, "little")
+        elif kind == 2:  # two words change places
+            a, b = (4 * rng.randrange(HEADER.size // 4, arrays // 4) for _ in range(2))
+            damaged[a : a + 4], damaged[b : b + 4] = damaged[b : b + 4], damaged[a : a + 4]
+        elif kind == 3:  # a byte of the text
+            damaged[rng.randrange(arrays, len(section))] ^= 1 << rng.randrange(8)
+        else:  # cut off, or something appended
+            damaged = damaged[: rng.randrange(len(section))] if rng.random() < 0.7 else damaged + b"\0" * 4
+        path = tmp_path / f"damaged{n}"
+        path.write_bytes(damaged)
+        vocabulary = len(spec.tokens) - rng.choice([0, 0, 0, 1])
+        code = Code.OK
+        try:
+            TokenizerSpec.from_section(bytes(damaged), vocabulary)
+        except ColibriError as error:
+            code = error.code
+        codes[code] += 1
+        cases.append(f"section {path} {vocabulary} {int(code)}")
+    assert set(codes) == {Code.OK, Code.TOKENIZER, Code.UNSUPPORTED, Code.LIMIT}
+    assert_agrees("test_tokenizer", cases, tmp_path / "cases.txt")
+
+
+def test_the_detokenizer_replaces_what_python_replaces_wherever_the_text_is_cut(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    leads = bytes.fromhex("20212223 7f808f909fa0bf c0c1c2df e0e1ecedeeef f0f1f3f4f5f8feff")
+    streams = [bytes((a, b)) for a in range(256) for b in range(256)]
+    streams += [bytes((a, b, c, d)) for a in leads for b in leads for c in leads[5:20:3] for d in leads[::6]]
+    streams += [bytes(rng.choices(leads, k=rng.randrange(1, 60))) for _ in range(4000)]
+    streams += texts(rng, 300)
+    cases = []
+    for stream in streams:
+        cuts = sorted(rng.randrange(len(stream) + 1) for _ in range(rng.randrange(0, 6)))
+        bounds = [0, *cuts, len(stream)]
+        chunks = [stream[a:b] for a, b in pairwise(bounds)]
+        expected = stream.decode("utf-8", "replace").encode()
+        cases.append(f"utf8 {','.join(map(hexadecimal, chunks))} {hexadecimal(expected)}")
+    assert_agrees("test_tokenizer", cases, tmp_path / "cases.txt")
+
+
+# ---- the section ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [0, int(TokenizerFlag.IGNORE_MERGES), int(TokenizerFlag.ADD_BOS)])
+def test_reading_and_writing_a_section_gives_the_same_bytes(flags: int) -> None:
+    spec = train(Pretokenizer.QWEN2, 40, flags)
+    section = spec.to_section()
+    read = TokenizerSpec.from_section(section, len(spec.tokens))
+    assert read == spec
+    assert read.to_section() == section
+
+
+def test_ids_decode_to_the_text_they_come_from() -> None:
+    spec = train(Pretokenizer.LLAMA3, 200)
+    for text in texts(random.Random(1), 100):
+        assert spec.decode(spec.encode(text)) == text
+
+
+def test_special_tokens_in_plain_text_are_characters_and_in_a_template_ids() -> None:
+    spec = train(Pretokenizer.GPT2, 0)
+    assert spec.encode("<s>") == [ord(c) + 2 for c in "<s>"]
+    assert spec.encode_marked("a<s></s>b") == [ord("a") + 2, 0, 1, ord("b") + 2]
+    assert spec.encode("</s>", chat=True)[:-2] == [*spec.chat_prefix, *(ord(c) + 2 for c in "</s>")]
+
+
+def test_a_merge_to_a_special_token_is_refused() -> None:
+    spec = train(Pretokenizer.GPT2, 5)
+    spec.specials = [0, 1, spec.merges[0][3]]
+    with pytest.raises(ColibriError, match="gives special token") as caught:
+        spec.to_section()
+    assert caught.value.code == Code.TOKENIZER
+
+
+def test_an_id_without_text_is_refused() -> None:
+    with pytest.raises(ColibriError, match=r"token id 258 has no text: the tokenizer has ids 0\.\.257") as caught:
+        train(Pretokenizer.GPT2, 0).decode([3, 258])
+    assert caught.value.code == Code.TOKEN_RANGE
+
+
+def test_a_chat_without_a_chat_form_is_refused() -> None:
+    spec = train(Pretokenizer.GPT2, 0)
+    spec.chat_prefix, spec.chat_suffix = [], []
+    with pytest.raises(ColibriError) as caught:
+        spec.encode("a", chat=True)
+    assert caught.value.code == Code.NO_CHAT
+
+
+def test_the_unicode_table_is_what_its_generator_gives() -> None:
+    generator = REPOSITORY / "engine" / "spec" / "generate_unicode.py"
+    done = subprocess.run([sys.executable, generator, "--check"], capture_output=True, text=True, check=False)
+    if sys.version_info[:2] == (3, 11):
+        assert done.returncode == 0, done.stderr
+    else:
+        assert "run it with Python 3.11" in done.stderr
+
+
+# ---- loaders --------------------------------------------------------------------------------------------
+
+
+def gguf(**changes: object) -> dict[str, object]:
+    """Metadata of a small GGUF tokenizer."""
+    byte_names = {byte: char for char, byte in tokenizer_import._BYTE_OF.items()}
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(byte_names[b] for b in range(256)), "in", "ing", "Ġt"]
+    values: dict[str, object] = {
+        "model": "gpt2",
+        "pre": "smollm",
+        "tokens": names,
+        "merges": ["i n", "Ġ t", "in g"],
+        "token_type": [3, 3, 3, *[1] * (len(names) - 3)],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "add_bos_token": False,
+        **changes,
+    }
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
+    metadata["general.name"] = "not looked at"
+    return metadata
+
+
+def test_gguf_metadata_becomes_a_tokenizer() -> None:
+    spec = TokenizerSpec.from_gguf_metadata(gguf())
+    assert spec.pretokenizer == Pretokenizer.SMOLLM
+    assert spec.ends == [0, 2]
+    assert not spec.has_chat
+    assert [spec.tokens[i] for i in spec.encode("doing t 42")] == [b"d", b"o", b"ing", b" t", b" ", b"4", b"2"]
+    assert TokenizerSpec.from_section(spec.to_section()) == spec
+
+
+def test_llama3_of_gguf_takes_whole_words_and_begins_with_bos() -> None:
+    spec = TokenizerSpec.from_gguf_metadata(gguf(pre="llama-bpe", add_bos_token=None))
+    assert spec.flags == TokenizerFlag.ADD_BOS | TokenizerFlag.IGNORE_MERGES
+    assert spec.encode("ing") == [1, spec.tokens.index(b"ing")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "llama"}, "GGUF tokenizer model is 'llama'; supported: byte-level BPE"),
+        ({"pre": "gpt-4o"}, "GGUF pre-tokenizer is 'gpt-4o'; supported: .*smollm"),
+        ({"pre": None}, "GGUF pre-tokenizer is None"),
+        ({"add_space_prefix": True}, "add_space_prefix is set"),
+        ({"tokens": None}, "lacks tokenizer.ggml.tokens"),
+        ({"tokens": "abc"}, "tokens is a str; it must be a list"),
+        ({"merges": ["i x y"]}, "needs the token 'x y'"),
+        ({"token_type": [1]}, "1 token types"),
+        ({"token_type": [6] * 262}, "token 0 .* has GGUF token type 6"),
+        ({"token_type": [3, 3, 3, *[1] * 256, 4, 1, 1]}, "added token 259 'in' is ordinary text"),
+    ],
+)
+def test_gguf_tokenizers_that_the_section_cannot_express_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ColibriError, match=message) as caught:
+        TokenizerSpec.from_gguf_metadata(gguf(**changes))
+    assert caught.value.code == Code.UNSUPPORTED
+
+
+def huggingface(folder: Path, config: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """A folder with a small tokenizer.json; changes replace its top-level values."""
+    byte_names = {byte: char for char, byte in tokenizer_import._BYTE_OF.items()}
+    names = [*(byte_names[b] for b in range(256)), "in", "ing", "Ġt"]
+    special = [{"id": 260 + n, "content": name, "special": True} for n, name in enumerate(("<s>", "</s>", "<|end|>"))]
+    data: dict[str, Any] = {
+        "added_tokens": special,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        "post_processor": None,
+        "model": {
+            "type": "BPE",
+            "vocab": {name: i for i, name in enumerate(names)},
+            "merges": [["i", "n"], ["Ġ", "t"], ["in", "g"]],
+        },
+        **changes,
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}[{{ m.content }}]{% else %}"
+    "({{ m.content }}{{ eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}){% endif %}"
+)
+TOKENS = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}}
+
+
+def test_a_folder_of_hugging_face_becomes_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [262, 261]}')
+    spec = TokenizerSpec.from_huggingface(huggingface(tmp_path, {**TOKENS, "chat_template": TEMPLATE}), system="in")
+    assert spec.pretokenizer == Pretokenizer.GPT2
+    assert spec.tokens[259] == b""  # an id that the file leaves out
+    assert (spec.specials, spec.ends, spec.bos_id, spec.flags) == ([260, 261, 262], [261, 262], 260, 0)
+    assert spec.decode(spec.encode("hi", chat=True)) == b"<s>[in](hi</s>)"
+    assert spec.chat_prefix == [260, ord("["), 256, ord("]"), ord("(")]
+    assert spec.chat_suffix == [261, ord(")")]
+    assert TokenizerSpec.from_section(spec.to_section()) == spec
+
+
+def test_a_template_in_its_own_file_is_found_and_no_chat_leaves_it_out(tmp_path: Path) -> None:
+    folder = huggingface(tmp_path, TOKENS)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    assert TokenizerSpec.from_huggingface(folder).decode(TokenizerSpec.from_huggingface(folder).chat_suffix) == b"!"
+    assert not TokenizerSpec.from_huggingface(folder, chat=False).has_chat
+
+
+def test_without_jinja2_a_template_is_refused_with_the_two_ways_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    folder = huggingface(tmp_path, {**TOKENS, "chat_template": TEMPLATE})
+    with pytest.raises(ColibriError, match=r"install colibri-moe\[convert\], or convert with --no-chat") as caught:
+        TokenizerSpec.from_huggingface(folder)
+    assert caught.value.code == Code.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0].content }}{{ messages[0].content }}", "repeats the user's text 2 times"),
+        ("hello", "repeats the user's text 0 times"),
+        ("{{ raise_exception('only two roles') }}", "TemplateError: only two roles"),
+        ("{% if %}", "cannot be rendered: TemplateSyntaxError"),
+        ("{{ strftime_now('%Y') }}{{ messages[0].content }}", "'strftime_now' is undefined"),
+    ],
+)
+def test_templates_that_cannot_be_split_are_refused(tmp_path: Path, template: str, message: str) -> None:
+    with pytest.raises(ColibriError, match=message):
+        TokenizerSpec.from_huggingface(huggingface(tmp_path, {"chat_template": template}))
+
+
+def test_bos_comes_from_the_post_processor_and_the_configuration_decides(tmp_path: Path) -> None:
+    processor = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    }
+    folder = huggingface(tmp_path, post_processor=processor)
+    assert TokenizerSpec.from_huggingface(folder).encode("t") == [260, ord("t")]
+    huggingface(tmp_path, {"add_bos_token": False}, post_processor=processor)
+    assert TokenizerSpec.from_huggingface(folder).encode("t") == [ord("t")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"), [(pattern, kind) for pattern, kind in tokenizer_import.REGEXES.items()]
+)
+def test_split_patterns_are_recognised(tmp_path: Path, pattern: str, expected: Pretokenizer) -> None:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    folder = huggingface(tmp_path, pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]})
+    assert TokenizerSpec.from_huggingface(folder).pretokenizer == expected
+
+
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+ADDED = {"id": 260, "content": "    ", "special": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"type": "Unigram", "vocab": []}}, "has a Unigram model"),
+        ({"model": {"type": "WordPiece", "vocab": {}}}, "has a WordPiece model"),
+        ({"normalizer": {"type": "NFC"}}, "normalises texts to NFC"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend"}]}}, r"normalizer \['Prepend'\]"),
+        ({"pre_tokenizer": {"type": "Metaspace"}}, r"pre-tokenizer \['Metaspace'\]"),
+        ({"pre_tokenizer": None}, "pre-tokenizer None"),
+        ({"pre_tokenizer": {**LEVEL, "add_prefix_space": True}}, "add_prefix_space"),
+        (
+            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": r"\w+"}, "behavior": "Isolated"}, LEVEL]}},
+            r"splits with the pattern '\\\\w\+'",
+        ),
+        (
+            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Punctuation"}, LEVEL]}},
+            "pre-tokenizers .*Punctuation",
+        ),
+        ({"post_processor": {"type": "BertProcessing"}}, "post-processor 'BertProcessing'"),
+        (
+            {"post_processor": {"type": "TemplateProcessing", "single": [
+                {"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "</s>"}}]}},
+            "template is",
+        ),
+        ({"added_tokens": [ADDED]}, "added token 260 '    ' is ordinary text"),
+    ],
+)  # fmt: skip
+def test_hugging_face_tokenizers_that_the_section_cannot_express_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ColibriError, match=message) as caught:
+        TokenizerSpec.from_huggingface(huggingface(tmp_path, **changes))
+    assert caught.value.code == Code.UNSUPPORTED
+
+
+@pytest.mark.parametrize("option", ["dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"])
+def test_options_of_the_bpe_model_that_change_ids_are_refused(tmp_path: Path, option: str) -> None:
+    model = {"type": "BPE", "vocab": {}, "merges": [], option: "##"}
+    with pytest.raises(ColibriError, match=f"BPE option {option} = '##'"):
+        TokenizerSpec.from_huggingface(huggingface(tmp_path, model=model))
+
+
+def test_nfc_can_be_dropped_on_request(tmp_path: Path) -> None:
+    folder = huggingface(tmp_path, normalizer={"type": "NFC"})
+    assert TokenizerSpec.from_huggingface(folder, drop_nfc=True).encode("t") == [ord("t")]
+
+
+def test_a_folder_without_tokenizer_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ColibriError, match=r"has no tokenizer\.json; save it"):
+        TokenizerSpec.from_huggingface(tmp_path)
