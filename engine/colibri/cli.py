@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: MIT
+"""The `colibri` command: convert, inspect, verify, run and golden.
+
+A subcommand's module is imported when it is called, so that the base install, which has no
+dependency, can inspect, verify and run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from colibri import __version__
+from colibri._spec import Code
+from colibri.errors import ColibriError
+
+_DTYPES = ("int4", "int8", "f16", "bf16", "f32")
+_PRECISION_OPTIONS = (
+    ("experts", "routed experts (default int4)"),
+    ("trunk", "attention, dense and shared feed-forward blocks (default int8)"),
+    ("head", "output head (default: as the trunk)"),
+    ("embeddings", "token embeddings, and the head when it is tied (default: as the trunk)"),
+    ("router", "routers (default f32)"),
+)
+
+
+def _convert_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source", nargs="?", metavar="SOURCE", help="a Hugging Face directory (config.json, safetensors) or a GGUF file"
+    )
+    parser.add_argument("--recipe", metavar="FILE", type=Path, help="make the model that a recipe describes instead")
+    parser.add_argument(
+        "--recipe-source", metavar="FILE", type=Path, help="the recipe's checkpoint, when it is not installed"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="the .colibri file to write")
+    for name, text in _PRECISION_OPTIONS:
+        parser.add_argument(f"--{name}", choices=_DTYPES, help=f"dtype of {text}")
+    parser.add_argument(
+        "--int4-method",
+        choices=("mse", "absmax"),
+        help="int4 scales: mse searches the one of least error (default), absmax is the rule of Q4_0",
+    )
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="store a context of N tokens (at most the trained one)"
+    )
+    parser.add_argument("--no-tokenizer", action="store_true", help="a model that takes and gives ids only")
+    parser.add_argument("--no-chat", action="store_true", help="leave the chat form out")
+    parser.add_argument(
+        "-j", "--jobs", type=int, default=0, metavar="N", help="threads (default: processors, at most 4)"
+    )
+    parser.add_argument("--report", metavar="FILE", type=Path, help="write the error of every tensor as JSON")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no error report")
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Temporary file, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    if (args.source is None) == (args.recipe is None):
+        raise ColibriError(Code.ARGUMENT, "give either SOURCE or --recipe FILE")
+    if args.jobs < 0:
+        raise ColibriError(Code.ARGUMENT, f"-j {args.jobs}; give 1 or more threads, or 0 for all")
+    try:
+        import numpy  # noqa: F401
+    except ImportError as error:
+        raise ColibriError(Code.UNSUPPORTED, "converting needs numpy; install colibri-moe[convert]") from error
+    from colibri.convert import convert
+    from colibri.job import Precision, run_job
+    from colibri.recipe import load_recipe
+
+    names = {name: getattr(args, name) for name, _ in _PRECISION_OPTIONS if getattr(args, name)}
+    if args.int4_method:
+        names["int4_method"] = args.int4_method
+    if args.recipe is not None:
+        for option in ("context", "no_tokenizer", "no_chat"):
+            if getattr(args, option):
+                raise ColibriError(Code.ARGUMENT, f"--{option.replace('_', '-')} is for SOURCE; the recipe says it")
+        report = run_job(load_recipe(args.recipe, names, args.recipe_source), args.output, args.jobs, args.quiet)
+    elif args.recipe_source is not None:
+        raise ColibriError(Code.ARGUMENT, "--recipe-source belongs to --recipe")
+    else:
+        report = convert(
+            args.source,
+            args.output,
+            Precision.from_names(names),
+            args.context,
+            not args.no_tokenizer,
+            not args.no_chat,
+            args.jobs,
+            args.quiet,
+        )
+    if args.report is not None:
+        table = {
+            name: {"dtype": dtype.name.lower(), "relative_rms_error": stats.relative, "largest_error": stats.largest}
+            for name, (dtype, stats) in report.errors.items()
+        }
+        _write_text(args.report, json.dumps(table, indent=1) + "\n")
+    if not args.quiet:
+        for line in report.lines():
+            print(line, file=sys.stderr)
+        print(f"{report.file_bytes:,} bytes in {report.seconds:.1f} s, root {report.root}", file=sys.stderr)
+    print(args.output)
+    return 0
+
+
+def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a .colibri file")
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    parser.add_argument("-c", "--context", type=int, default=0, help="tokens of the KV cache, for the plan")
+    parser.add_argument("-b", "--batch", type=int, default=0, help="prompt tokens per batch, for the plan")
+    parser.add_argument("-t", "--threads", type=int, default=0, help="threads, for the plan")
+    parser.add_argument("--sessions", type=int, default=0, help="sessions, for the plan")
+    parser.add_argument("--kv", choices=("f16", "f32"), default="f16", help="type of the KV cache, for the plan")
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from colibri.format import open_model
+    from colibri.inspect_model import as_json, as_text
+    from colibri.plan import PlanOptions
+
+    options = PlanOptions(
+        context_tokens=args.context,
+        batch_tokens=args.batch,
+        max_sessions=args.sessions,
+        threads=args.threads,
+        kv=args.kv,
+    )
+    with open_model(args.model) as model:
+        if args.json:
+            print(json.dumps(as_json(model, options), indent=1))
+        else:
+            for line in as_text(model, options):
+                print(line)
+    return 0
+
+
+def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a .colibri file")
+    parser.add_argument("--root", metavar="HEX", help="fail when the root hash is another one")
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from colibri.format import open_model
+
+    with open_model(args.model) as model:
+        if args.root is not None and args.root.lower() != model.root.hex():
+            raise ColibriError(Code.ROOT_MISMATCH, f"{args.model} has the root {model.root.hex()}, not {args.root}")
+        report = model.verify()
+        print(f"{args.model}: ok, {report.hashed_bytes:,} bytes in {report.chunks} chunks, root {model.root.hex()}")
+    return 0
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    from colibri.engine import add_run_arguments
+
+    add_run_arguments(parser)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from colibri.engine import run_command
+
+    return run_command(args)
+
+
+def _golden_arguments(parser: argparse.ArgumentParser) -> None:
+    try:
+        from colibri.reference import add_golden_arguments
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        raise ColibriError(Code.UNSUPPORTED, "the reference needs numpy; install colibri-moe[reference]") from error
+    add_golden_arguments(parser)
+
+
+def _golden(args: argparse.Namespace) -> int:
+    from colibri.reference import golden_command
+
+    return golden_command(args)
+
+
+_Arguments = Callable[[argparse.ArgumentParser], None]
+_Command = Callable[[argparse.Namespace], int]
+_COMMANDS: dict[str, tuple[str, str, _Arguments, _Command]] = {
+    "convert": (
+        "make a .colibri file from a checkpoint or a recipe",
+        "Convert a Mixture-of-Experts checkpoint. Progress and the quantisation error of every kind of tensor go to "
+        "stderr, the name of the file to stdout. The file appears when it is complete, or not at all.",
+        _convert_arguments,
+        _convert,
+    ),
+    "inspect": (
+        "show what is in a .colibri file, and the memory it needs",
+        "Read header, records and directory (not the weights): dimensions, tensors, hashes, provenance, memory plan.",
+        _inspect_arguments,
+        _inspect,
+    ),
+    "verify": (
+        "check every hash, padding byte and weight of a .colibri file",
+        "Read the whole file. Exit code 0: it is what its root hash says; 3: it is damaged or malformed.",
+        _verify_arguments,
+        _verify,
+    ),
+    "run": (
+        "generate text with the C engine",
+        "Generate text. The text goes to stdout as it comes, everything else to stderr.",
+        _run_arguments,
+        _run,
+    ),
+    "golden": (
+        "write golden results with the numpy reference",
+        "Compute with the numpy reference what every engine must answer, bit by bit.",
+        _golden_arguments,
+        _golden,
+    ),
+}
+_EPILOG = "exit codes: 0 ok, 1 run-time error, 2 usage, 3 damaged or malformed model, 4 memory budget, 5 environment"
+
+
+def build_parser(command: str | None) -> argparse.ArgumentParser:
+    """The parser; only `command` gets its options, because others may need packages that are not there."""
+    parser = argparse.ArgumentParser(
+        prog="colibri",
+        description="Convert, inspect, verify and run Mixture-of-Experts models for small boards.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=f"colibri {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (short, long, arguments, _) in _COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=short, description=long, epilog=_EPILOG)
+        if name == command:
+            arguments(subparser)
+    return parser
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM unwinds the stack, so that no temporary file stays."""
+    raise SystemExit(128 + number)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code of the process."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    previous: Any = None
+    with contextlib.suppress(ValueError):  # not the main thread: signals are the caller's business
+        previous = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        args = build_parser(command).parse_args(arguments)
+        return _COMMANDS[args.command][3](args)
+    except ColibriError as error:
+        # The general texts of the codes speak of .colibri files; a checkpoint's error says it all itself.
+        print(f"colibri: {error.message if command == 'convert' else error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader went away (`| head`): leave quietly, and keep the interpreter from flushing again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"colibri: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("colibri: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
