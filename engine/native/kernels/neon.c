@@ -3,8 +3,8 @@
  * NEON kernels for ARMv8.0 (aarch64): multiply-long and accumulate-long only, no dot product, no
  * fused multiply-add. The 8 rows of a panel are two registers of 4 lanes.
  *
- * The integer part of the quantised row products uses only what 32-bit NEON also has or can spell in a line;
- * the floating-point part does not, because NEON of ARMv7 flushes subnormals and has no division.
+ * 32-bit ARM gets the integer part of the quantised row products and the reference for the rest: its
+ * NEON flushes subnormals, rounds in one mode only and has no division, so floats are VFP.
  */
 #include "exact.h"
 
@@ -14,14 +14,12 @@
 #include "kernels.h"
 #include "spec.h"
 
-#if !defined(__aarch64__)
-#error "neon.c is for aarch64; 32-bit ARM runs the reference"
-#endif
-
 #define INLINE static inline __attribute__((always_inline))
 #define ROWS CB_PANEL_ROWS
 #define COLUMNS CB_GROUP_COLUMNS
 #define BATCH 4 /* tokens that share a load of weights */
+
+#if defined(__aarch64__)
 
 /* 8 lanes, one for each row of a panel (or partial sum of reduce8). */
 struct f8 {
@@ -340,8 +338,10 @@ INLINE void quantised_panel(const uint8_t *w, int int8, const struct cb_quantize
                 scale[t] = load_groups4(d + t * groups + g, s + t * groups + g);
             quantised_block(acc, w, int8, q, groups, scale, 0, eight, tokens);
             quantised_block(acc, w + block, int8, q + COLUMNS, groups, scale, 1, eight, tokens);
-            quantised_block(acc, w + 2 * block, int8, q + 2 * COLUMNS, groups, scale, 2, eight, tokens);
-            quantised_block(acc, w + 3 * block, int8, q + 3 * COLUMNS, groups, scale, 3, eight, tokens);
+            quantised_block(acc, w + 2 * block, int8, q + 2 * COLUMNS, groups, scale, 2, eight,
+                            tokens);
+            quantised_block(acc, w + 3 * block, int8, q + 3 * COLUMNS, groups, scale, 3, eight,
+                            tokens);
         }
     for (; g < groups; g++, w += block, q += COLUMNS) {
         CB_UNROLL
@@ -743,3 +743,128 @@ void cb_attend_f32_neon(const float *q, const float *k, const float *v, size_t p
 }
 
 const struct cb_kernels cb_kernels_neon = CB_KERNEL_TABLE(neon);
+
+#else /* ---- 32-bit ARM ------------------------------------------------------------------------ */
+
+/* Two vectors of weights, 8 rows of 4 columns, times 4 activations that are repeated. */
+INLINE void multiply(int16x8_t sum[4], int8x16_t w0, int8x16_t w1, const int8_t *q, int start)
+{
+    const int8x8_t a =
+        vreinterpret_s8_s32(vld1_dup_s32((const int32_t *)(const void *)q));
+    if (start) {
+        sum[0] = vmull_s8(vget_low_s8(w0), a);
+        sum[1] = vmull_s8(vget_high_s8(w0), a);
+        sum[2] = vmull_s8(vget_low_s8(w1), a);
+        sum[3] = vmull_s8(vget_high_s8(w1), a);
+    } else {
+        sum[0] = vmlal_s8(sum[0], vget_low_s8(w0), a);
+        sum[1] = vmlal_s8(sum[1], vget_high_s8(w0), a);
+        sum[2] = vmlal_s8(sum[2], vget_low_s8(w1), a);
+        sum[3] = vmlal_s8(sum[3], vget_high_s8(w1), a);
+    }
+}
+
+/* acc[r] = acc[r] (+) (float(isum[r]) (*) (dw[r] (*) d)) in VFP */
+INLINE void add_group(float acc[ROWS], int32x4_t lo, int32x4_t hi, const uint8_t *scales, float d)
+{
+    int32_t isum[ROWS];
+    uint16_t h[ROWS];
+    vst1q_s32(isum, lo);
+    vst1q_s32(isum + 4, hi);
+    memcpy(h, scales, sizeof h);
+    CB_UNROLL
+    for (size_t r = 0; r < ROWS; r++) {
+        const float scale = cb_f16(h[r]) * d;
+        const float product = (float)isum[r] * scale;
+        acc[r] = acc[r] + product;
+    }
+}
+
+/* Pairs of neighbours, as vpaddq_s16 of aarch64. */
+INLINE int16x8_t add_pairs(int16x8_t a, int16x8_t b)
+{
+    return vcombine_s16(vpadd_s16(vget_low_s16(a), vget_high_s16(a)),
+                        vpadd_s16(vget_low_s16(b), vget_high_s16(b)));
+}
+
+/* The bounds are those of int4_block above. */
+void cb_matmul_int4_neon(const uint8_t *w, size_t panels, const struct cb_quantized *x,
+                         size_t tokens, float *y, size_t y_stride)
+{
+    const size_t groups = x->groups;
+    for (size_t p = 0; p < panels; p++, w += groups * CB_INT4_BLOCK_BYTES, y += ROWS)
+        for (size_t t = 0; t < tokens; t++) {
+            float acc[ROWS] = {0};
+            for (size_t g = 0; g < groups; g++) {
+                const uint8_t *block = w + g * CB_INT4_BLOCK_BYTES;
+                const size_t at = t * groups + g;
+                int16x8_t sum[4];
+                CB_UNROLL
+                for (size_t i = 0; i < 4; i++) {
+                    const uint8x16_t b0 = vld1q_u8(block + 32 * i);
+                    const uint8x16_t b1 = vld1q_u8(block + 32 * i + 16);
+                    const int8_t *q = x->q + at * COLUMNS + 4 * i;
+                    multiply(sum, vreinterpretq_s8_u8(vandq_u8(b0, vdupq_n_u8(15))),
+                             vreinterpretq_s8_u8(vandq_u8(b1, vdupq_n_u8(15))), q, i == 0);
+                    multiply(sum, vreinterpretq_s8_u8(vshrq_n_u8(b0, 4)),
+                             vreinterpretq_s8_u8(vshrq_n_u8(b1, 4)), q + 16, 0);
+                }
+                int16x8_t isum = add_pairs(add_pairs(sum[0], sum[1]), add_pairs(sum[2], sum[3]));
+                isum = vmlsq_n_s16(isum, vdupq_n_s16((int16_t)x->s[at]), 8);
+                add_group(acc, vmovl_s16(vget_low_s16(isum)), vmovl_s16(vget_high_s16(isum)),
+                          block + 128, x->d[at]);
+            }
+            memcpy(y + t * y_stride, acc, sizeof acc);
+        }
+}
+
+void cb_matmul_int8_neon(const uint8_t *w, size_t panels, const struct cb_quantized *x,
+                         size_t tokens, float *y, size_t y_stride)
+{
+    const size_t groups = x->groups;
+    for (size_t p = 0; p < panels; p++, w += groups * CB_INT8_BLOCK_BYTES, y += ROWS)
+        for (size_t t = 0; t < tokens; t++) {
+            float acc[ROWS] = {0};
+            for (size_t g = 0; g < groups; g++) {
+                const int8_t *rows = (const int8_t *)w + g * CB_INT8_BLOCK_BYTES;
+                const size_t at = t * groups + g;
+                int32x4_t sum[4];
+                CB_UNROLL
+                for (size_t i = 0; i < 4; i++, rows += 64) {
+                    const int8_t *q = x->q + at * COLUMNS + 8 * i;
+                    int16x8_t pair[4];
+                    multiply(pair, vld1q_s8(rows), vld1q_s8(rows + 16), q, 1);
+                    multiply(pair, vld1q_s8(rows + 32), vld1q_s8(rows + 48), q + 4, 0);
+                    CB_UNROLL
+                    for (size_t j = 0; j < 4; j++)
+                        sum[j] = i == 0 ? vpaddlq_s16(pair[j]) : vpadalq_s16(sum[j], pair[j]);
+                }
+                int32x2_t row[4];
+                CB_UNROLL
+                for (size_t j = 0; j < 4; j++)
+                    row[j] = vpadd_s32(vget_low_s32(sum[j]), vget_high_s32(sum[j]));
+                add_group(acc, vcombine_s32(row[0], row[1]), vcombine_s32(row[2], row[3]),
+                          (const uint8_t *)rows, x->d[at]);
+            }
+            memcpy(y + t * y_stride, acc, sizeof acc);
+        }
+}
+
+const struct cb_kernels cb_kernels_neon = {
+    .isa = "neon",
+    .quantize = cb_quantize_ref,
+    .matmul_int4 = cb_matmul_int4_neon,
+    .matmul_int8 = cb_matmul_int8_neon,
+    .matmul_f32 = cb_matmul_f32_ref,
+    .matmul_f16 = cb_matmul_f16_ref,
+    .matmul_bf16 = cb_matmul_bf16_ref,
+    .rmsnorm = cb_rmsnorm_ref,
+    .rope = cb_rope_ref,
+    .attend_f16 = cb_attend_f16_ref,
+    .attend_f32 = cb_attend_f32_ref,
+    .store_f16 = cb_store_f16_ref,
+    .activate = cb_activate_ref,
+    .add_scaled = cb_add_scaled_ref,
+};
+
+#endif

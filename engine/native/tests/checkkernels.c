@@ -470,7 +470,7 @@ static void check_store_f16(const struct cb_kernels *k)
     if (expected != 0 || got != 0)
         check_fail(k->isa, "store_f16 n=%zu: finite input gave %d and %d", n, expected, got);
     check_bytes(k->isa, "store_f16", shape("n=%zu", n), h, h2, n * sizeof *h);
-    const size_t at = rng() % n, which = rng() % 6;
+    const size_t at = between(0, n - 1), which = between(0, 5);
     x[at] = cb_float(bad[which]);
     if (k->store_f16(x, n, h2) != COLIBRI_ERR_NON_FINITE)
         check_fail(k->isa, "store_f16 n=%zu: element %zu = %a was not reported", n, at,
