@@ -34,9 +34,12 @@ _PRECISION_OPTIONS = (
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "source", nargs="?", metavar="SOURCE", help="a Hugging Face directory (config.json, safetensors) or a GGUF file"
+        "source",
+        nargs="?",
+        metavar="SOURCE",
+        help="a Hugging Face directory (config.json, safetensors), a GGUF file, or a recipe (.toml)",
     )
-    parser.add_argument("--recipe", metavar="FILE", type=Path, help="make the model that a recipe describes instead")
+    parser.add_argument("--recipe", metavar="FILE", type=Path, help="the same as a recipe as SOURCE")
     parser.add_argument(
         "--recipe-source", metavar="FILE", type=Path, help="the recipe's checkpoint, when it is not installed"
     )
@@ -76,6 +79,8 @@ def _write_text(path: Path, text: str) -> None:
 def _convert(args: argparse.Namespace) -> int:
     if (args.source is None) == (args.recipe is None):
         raise ColibriError(Code.ARGUMENT, "give either SOURCE or --recipe FILE")
+    if args.source is not None and args.source.endswith(".toml"):
+        args.recipe = Path(args.source)
     if args.jobs < 0:
         raise ColibriError(Code.ARGUMENT, f"-j {args.jobs}; give 1 or more threads, or 0 for all")
     try:

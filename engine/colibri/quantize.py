@@ -2,8 +2,8 @@
 """Quantisers: f32 weights to int4 or int8 with one f16 scale per 32 inputs.
 
 Stored bytes are equal on every machine: only correctly rounded operations on arrays, and sums
-over a group by a fixed tree (numpy's own sums depend on the vector width of the build). Groups
-are columns of a (32, groups) array, so a sum is five additions of contiguous rows.
+over a group by a fixed tree (numpy's own sums depend on the vector width of the build). For the
+search, groups are columns of a (32, groups) array: a sum is five additions of contiguous rows.
 
 int4 searches the scale: for each candidate the weights are rounded to -8..7 and the scale is
 refitted by least squares, d = sum(w q) / sum(q q); the candidate that leaves the smallest squared
@@ -75,13 +75,6 @@ def _tree_sum(values: F32) -> F32:
     return first
 
 
-def _groups(w: F32) -> F32:
-    """(rows, columns) to (32, rows * groups), columns padded with zeros."""
-    rows, columns = w.shape
-    padded = pad(w, rows, round_up(columns, GROUP_COLUMNS))
-    return np.ascontiguousarray(padded.reshape(-1, GROUP_COLUMNS).T)
-
-
 def _f16(scales: F32, what: str) -> F16:
     if np.any(np.abs(scales) > _F16_MAX):
         worst = float(np.max(np.abs(scales)))
@@ -126,68 +119,76 @@ def _search_scale(x: F32) -> F32:
     return np.where(nonzero, best, np.float32(0))
 
 
-def quantize_int4(w: F32, method: str = "mse", what: str = "tensor") -> tuple[I8, F16]:
+def _group_stats(x: F32, steps: F32, wide: F32, axis: int) -> ErrorStats:
+    """Error of groups; padding is zero on both sides and adds nothing. `steps` is overwritten."""
+    np.multiply(steps, wide if axis == 0 else wide[:, None], out=steps)
+    error = np.subtract(x, steps, out=steps)
+    largest = max(float(error.max(initial=0.0)), -float(error.min(initial=0.0)))
+    return ErrorStats(float(np.vdot(error, error)), float(np.vdot(x, x)), largest, 0)
+
+
+def quantize_int4(w: F32, method: str = "mse", what: str = "tensor") -> tuple[I8, F16, ErrorStats]:
     """w: (rows, columns) f32. Gives q (rows, C) in -8..7 and scales (rows, C / 32) f16."""
+    if method not in INT4_METHODS:
+        raise ColibriError(Code.ARGUMENT, f"int4 method {method}, known: {', '.join(INT4_METHODS)}")
     rows, columns = w.shape
     padded = round_up(columns, GROUP_COLUMNS)
-    groups = _groups(w)
-    count = groups.shape[1]
-    q = np.empty((GROUP_COLUMNS, count), dtype=np.int8)
-    scales = np.empty(count, dtype=np.float16)
-    for at in range(0, count, _GROUPS_PER_PASS):
-        x = groups[:, at : at + _GROUPS_PER_PASS]
-        if method == "mse":
-            x = np.ascontiguousarray(x)
-            exact = _search_scale(x)
-        elif method == "absmax":
-            exact = _signed_extreme(x) / np.float32(-8)
-        else:
-            raise ColibriError(Code.ARGUMENT, f"int4 method {method}, known: {INT4_METHODS}")
+    flat = pad(w, rows, padded).reshape(-1, GROUP_COLUMNS)
+    q = np.empty(flat.shape, dtype=np.int8)
+    scales = np.empty(len(flat), dtype=np.float16)
+    stats = ErrorStats()
+    for at in range(0, len(flat), _GROUPS_PER_PASS):
+        x = np.ascontiguousarray(flat[at : at + _GROUPS_PER_PASS].T)
+        exact = _search_scale(x) if method == "mse" else _signed_extreme(x) / np.float32(-8)
         part = _f16(exact, what)
         wide = part.astype(np.float32)
-        steps = np.rint(x / _safe_divisor(wide))
+        steps = np.divide(x, _safe_divisor(wide))
+        np.rint(steps, out=steps)
         np.clip(steps, np.float32(-8), np.float32(7), out=steps)
         steps[:, wide == 0] = 0
-        q[:, at : at + _GROUPS_PER_PASS] = steps
+        q[at : at + _GROUPS_PER_PASS] = steps.astype(np.int8).T
         scales[at : at + _GROUPS_PER_PASS] = part
-    return q.T.reshape(rows, padded), scales.reshape(rows, padded // GROUP_COLUMNS)
+        stats.add(_group_stats(x, steps, wide, 0))
+    stats.elements = w.size
+    return q.reshape(rows, padded), scales.reshape(rows, padded // GROUP_COLUMNS), stats
 
 
-def quantize_int8(w: F32, what: str = "tensor") -> tuple[I8, F16]:
+def quantize_int8(w: F32, what: str = "tensor") -> tuple[I8, F16, ErrorStats]:
     """w: (rows, columns) f32. Gives q (rows, C) in -127..127 and scales (rows, C / 32) f16."""
     rows, columns = w.shape
     padded = round_up(columns, GROUP_COLUMNS)
-    x = pad(w, rows, padded).reshape(-1, GROUP_COLUMNS)
-    amax = np.abs(x).max(axis=1)
-    scales = _f16(amax / np.float32(127), what)
-    # A subnormal scale may round far down: take the next one up where values would be cut.
-    with np.errstate(over="ignore"):
-        up = np.nextafter(scales, np.float16(np.inf))
-    scales = np.where(amax > np.float32(127.5) * scales.astype(np.float32), up, scales)
-    wide = scales.astype(np.float32)
-    steps = np.rint(x / _safe_divisor(wide)[:, None])
-    np.clip(steps, np.float32(-127), np.float32(127), out=steps)
-    steps[wide == 0] = 0
-    return (
-        steps.astype(np.int8).reshape(rows, padded),
-        scales.reshape(rows, padded // GROUP_COLUMNS),
-    )
+    flat = pad(w, rows, padded).reshape(-1, GROUP_COLUMNS)
+    q = np.empty(flat.shape, dtype=np.int8)
+    scales = np.empty(len(flat), dtype=np.float16)
+    stats = ErrorStats()
+    for at in range(0, len(flat), _GROUPS_PER_PASS):
+        x = flat[at : at + _GROUPS_PER_PASS]
+        amax = np.maximum(x.max(axis=1), -x.min(axis=1))
+        part = _f16(amax / np.float32(127), what)
+        # A subnormal scale may round far down: take the next one up where values would be cut.
+        with np.errstate(over="ignore"):
+            up = np.nextafter(part, np.float16(np.inf))
+        part = np.where(amax > np.float32(127.5) * part.astype(np.float32), up, part)
+        wide = part.astype(np.float32)
+        steps = np.divide(x, _safe_divisor(wide)[:, None])
+        np.rint(steps, out=steps)
+        np.clip(steps, np.float32(-127), np.float32(127), out=steps)
+        steps[wide == 0] = 0
+        q[at : at + _GROUPS_PER_PASS] = steps
+        scales[at : at + _GROUPS_PER_PASS] = part
+        stats.add(_group_stats(x, steps, wide, 1))
+    stats.elements = w.size
+    return q.reshape(rows, padded), scales.reshape(rows, padded // GROUP_COLUMNS), stats
 
 
-def _dequantize(q: I8, scales: F16) -> F32:
-    rows, columns = q.shape
-    values = q.reshape(rows, -1, GROUP_COLUMNS).astype(np.float32)
-    values *= scales.astype(np.float32)[:, :, None]
-    return values.reshape(rows, columns)
+def _exact(w: F32) -> ErrorStats:
+    return ErrorStats(0.0, float(np.vdot(w, w)), 0.0, w.size)
 
 
 def _stats(w: F32, stored: F32) -> ErrorStats:
     error = w - stored
     return ErrorStats(
-        float(np.vdot(error, error)),
-        float(np.vdot(w, w)),
-        float(np.max(np.abs(error), initial=0.0)),
-        w.size,
+        float(np.vdot(error, error)), float(np.vdot(w, w)), float(np.max(np.abs(error), initial=0.0)), w.size
     )
 
 
@@ -206,15 +207,15 @@ def encode(
     """
     _check_finite(w, what)
     if layout == Layout.ROWS:
-        return pack_rows(w), ErrorStats(0.0, float(np.vdot(w, w)), 0.0, w.size)
+        return pack_rows(w), _exact(w)
     if dtype == DType.INT4:
-        q, scales = quantize_int4(w, int4_method, what)
-        return pack_int4(q, scales), _stats(w, _dequantize(q, scales)[:, : w.shape[1]])
+        q, scales, stats = quantize_int4(w, int4_method, what)
+        return pack_int4(q, scales), stats
     if dtype == DType.INT8:
-        q, scales = quantize_int8(w, what)
-        return pack_int8(q, scales), _stats(w, _dequantize(q, scales)[:, : w.shape[1]])
+        q, scales, stats = quantize_int8(w, what)
+        return pack_int8(q, scales), stats
     if dtype == DType.F32:
-        return pack_float(w, dtype), ErrorStats(0.0, float(np.vdot(w, w)), 0.0, w.size)
+        return pack_float(w, dtype), _exact(w)
     with np.errstate(over="ignore"):
         stored = w.astype(np.float16).astype(np.float32) if dtype == DType.F16 else from_bf16_bits(to_bf16_bits(w))
     if not np.isfinite(stored).all():
