@@ -33,14 +33,14 @@ setup-demo:
 
 .PHONY: engine
 engine: setup-build ## library and colibrictl; takes CROSS_COMPILE CC CFLAGS LDFLAGS USE_BUILTIN_MEMCPY
-	@$(VENV)/python $(SUPPORT)/engine.py --cross-compile='$(CROSS_COMPILE)' --cc='$(GIVEN_CC)' \
+	@$(VENV)/python $(SUPPORT)/build_engine.py --cross-compile='$(CROSS_COMPILE)' --cc='$(GIVEN_CC)' \
 		--cflags='$(CFLAGS)' --ldflags='$(LDFLAGS)' --builtin-memcpy='$(USE_BUILTIN_MEMCPY)'
 
 .PHONY: engine-musl
 engine-musl: setup ## static musl programs: build/aarch64-linux-musl and build/arm-linux-musleabihf
-	@$(VENV)/python $(SUPPORT)/engine.py --name=aarch64-linux-musl --ldflags=-static \
+	@$(VENV)/python $(SUPPORT)/build_engine.py --name=aarch64-linux-musl --ldflags=-static \
 		--cc='$(abspath $(VENV))/python -m ziglang cc -target aarch64-linux-musl'
-	@$(VENV)/python $(SUPPORT)/engine.py --name=arm-linux-musleabihf --ldflags=-static \
+	@$(VENV)/python $(SUPPORT)/build_engine.py --name=arm-linux-musleabihf --ldflags=-static \
 		--cc='$(abspath $(VENV))/python -m ziglang cc -target arm-linux-musleabihf -mcpu=cortex_a7'
 
 .PHONY: models

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import engine
+import build_engine
 import models
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -30,9 +30,9 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = REPOSITORY / "build" / CROSS.rstrip("-")
     try:
-        chain = engine.toolchain(CROSS, "", "", "")
-        engine.build(chain, folder, list(engine.STATIC_OPTIONS), jobs=2, quiet=True)
-    except engine.BuildError as error:
+        chain = build_engine.toolchain(CROSS, "", "", "")
+        build_engine.build(chain, folder, list(build_engine.STATIC_OPTIONS), jobs=2, quiet=True)
+    except build_engine.BuildError as error:
         print(f"image: error: {error}", file=sys.stderr)
         return 1
     command = [sys.executable, str(BUILDER), "--colibrictl", str(folder / "colibrictl"),

@@ -82,9 +82,6 @@ def make_venv() -> None:
     """Create build/venv with this interpreter; Debian's python3 keeps venv in its own package."""
     if (VENV / "bin" / "pip").exists():
         return
-    if sys.version_info < (3, 11):
-        have = ".".join(map(str, sys.version_info[:2]))
-        raise SetupError(f"Python {have} is too old: 3.11 or later is needed (make PYTHON=…)")
     try:
         import ensurepip  # noqa: F401
     except ImportError:

@@ -53,7 +53,7 @@ def script(name: str, *arguments: str) -> list[str]:
 
 def engine(folder: str, *arguments: str) -> Step:
     """Compile the engine into build/FOLDER."""
-    return Step(f"build-{folder}", script("engine.py", "--name", folder, *arguments), counts=False, needed=True)
+    return Step(f"build-{folder}", script("build_engine.py", "--name", folder, *arguments), counts=False, needed=True)
 
 
 def pytest(name: str, *arguments: str, **environment: str) -> Step:
@@ -99,8 +99,9 @@ def setup() -> list[Step]:
 
 def lint() -> list[Step]:
     """Checks that read the sources."""
+    ruff = [PYTHON, "-m", "ruff", "check", "--no-cache", "--config", str(CONFIG)]
     return [
-        Step("ruff", [PYTHON, "-m", "ruff", "check", "--no-cache", "--config", str(CONFIG), "engine", "configs", "tests"]),
+        Step("ruff", [*ruff, "engine", "configs", "tests"]),
         mypy("mypy-package", "-p", "colibri"),
         mypy("mypy-support", "tests/support"),
         Step("generated-format", [PYTHON, "engine/spec/generate.py", "--check"]),

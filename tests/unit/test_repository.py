@@ -33,6 +33,8 @@ FILES = tracked()
 def text_files() -> list[tuple[Path, str]]:
     out = []
     for path in FILES:
+        if not path.exists():  # removed since the list was made
+            continue
         data = path.read_bytes()
         if b"\0" not in data:
             out.append((path.relative_to(REPOSITORY), data.decode()))
@@ -41,6 +43,7 @@ def text_files() -> list[tuple[Path, str]]:
 
 def test_every_source_file_begins_with_its_licence() -> None:
     sources = [path for path in FILES if path.suffix in SOURCE_SUFFIXES or path.name == "Makefile"]
+    sources = [path for path in sources if path.exists()]
     assert len(sources) > 40
     missing = []
     for path in sources:
@@ -81,7 +84,7 @@ def test_text_files_name_no_build_machine() -> None:
 
 
 def test_no_work_is_left_marked_in_the_sources() -> None:
-    marks = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b|NotImplemented" r"Error")
+    marks = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b|raise NotImplemented" r"Error")
     found = [f"{path}: {match[0]}" for path, text in text_files() for match in marks.finditer(text)]
     assert found == []
 
@@ -90,9 +93,8 @@ def test_meson_names_every_c_file() -> None:
     build = (ENGINE / "meson.build").read_text()
     listed = set(re.findall(r"'(native/[\w/]+\.(?:c|map))'", build))
     native = ENGINE / "native"
-    files = {
-        str(path.relative_to(ENGINE)) for part in ("src", "kernels", "tools", "tests") for path in (native / part).glob("*.c")
-    }
+    folders = [native / part for part in ("src", "kernels", "tools", "tests")]
+    files = {str(path.relative_to(ENGINE)) for folder in folders for path in folder.glob("*.c")}
     by_hand = {"native/tests/header_test.c", "native/tests/test_inference.c"}  # compiled by test_build.py
     assert files - by_hand == {name for name in listed if name.endswith(".c")}
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The smallest program: one call, timed.  gcc test_inference.c -L. -lcolibri -o test && ./test MODEL.colibri */
-#include <colibri.h>
+#include "colibri.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Build the engine with any compiler: writes meson's machine file, configures, compiles.
 
-    python3 tests/support/engine.py                                        # this machine: build/host
-    python3 tests/support/engine.py --cross-compile aarch64-linux-gnu- --ldflags=-static
-    python3 tests/support/engine.py --cc 'zig cc -target aarch64-linux-musl' --name aarch64-musl
+    python3 tests/support/build_engine.py                                        # this machine: build/host
+    python3 tests/support/build_engine.py --cross-compile aarch64-linux-gnu- --ldflags=-static
+    python3 tests/support/build_engine.py --cc 'zig cc -target aarch64-linux-musl' --name aarch64-musl
 
 Only the flags given here reach the compiler: CC, CFLAGS and the like are not read from the
 environment, so that a build depends on its command line alone.
