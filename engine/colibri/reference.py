@@ -563,7 +563,8 @@ def golden_case(
     said = ""
     if tokenizer is not None:
         hidden = ends | set(tokenizer.specials)
-        shown = [token for token in result.ids if token not in hidden]
+        texts = len(tokenizer.tokens)  # a head may have more rows than the tokenizer has texts
+        shown = [token for token in result.ids if token < texts and token not in hidden]
         said = tokenizer.decode(shown).decode("utf-8", "replace")
     return {
         "name": name,
