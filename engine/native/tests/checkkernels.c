@@ -13,6 +13,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,6 +48,27 @@ void check_fail(const char *isa, const char *format, ...)
     vprintf(format, arguments);
     va_end(arguments);
     printf("\n");
+}
+
+/* A kernel that runs past a buffer meets the unreadable page: say which, then die of it. */
+static const char *running_isa = "?", *running = "?";
+static unsigned long long running_seed;
+
+static void on_fault(int number)
+{
+    char text[200];
+    int n = snprintf(text, sizeof text, "FAIL %s: %s ran past a buffer; repeat with --seed %llu\n",
+                     running_isa, running, running_seed);
+    if (n > 0)
+        (void)!write(1, text, (size_t)n);
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+static void run(const char *isa, const char *what)
+{
+    running_isa = isa;
+    running = what;
 }
 
 /* ---- guarded buffers ----------------------------------------------------------------------- */
@@ -244,6 +266,7 @@ static void fill_group(float *x)
 
 static void check_quantize(const struct cb_kernels *k)
 {
+    run(k->isa, "quantize");
     const size_t groups = between(1, 9);
     float *x = guarded(groups * 32 * sizeof *x);
     int8_t *q = guarded(groups * 32), *q2 = guarded(groups * 32);
@@ -274,6 +297,7 @@ static void check_quantize(const struct cb_kernels *k)
 
 static void check_matmul_quantised(const struct cb_kernels *k, int int8, size_t groups)
 {
+    run(k->isa, int8 ? "matmul_int8" : "matmul_int4");
     const size_t block = int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES;
     const size_t scales = block - 16;
     const size_t panels = between(1, 5), tokens = between(1, 9);
@@ -328,6 +352,7 @@ static void check_matmul_quantised(const struct cb_kernels *k, int int8, size_t 
 
 static void check_matmul_float(const struct cb_kernels *k, int dtype)
 {
+    run(k->isa, "a float row product");
     const size_t panels = between(1, 6), columns = 32 * between(1, 4), tokens = between(1, 9);
     const size_t stride = panels * 8 + between(0, 5), x_stride = columns + between(0, 3);
     const size_t elements = panels * columns * 8;
@@ -365,6 +390,7 @@ static void check_matmul_float(const struct cb_kernels *k, int dtype)
 
 static void check_rmsnorm(const struct cb_kernels *k)
 {
+    run(k->isa, "rmsnorm");
     static const size_t models[] = {64, 576, 1024, 1536, 2048};
     const size_t n = rng() % 4 ? between(1, 70) : models[rng() % 5];
     float *x = guarded(n * sizeof *x), *w = guarded(n * sizeof *w);
@@ -384,6 +410,7 @@ static void check_rmsnorm(const struct cb_kernels *k)
 
 static void check_rope(const struct cb_kernels *k)
 {
+    run(k->isa, "rope");
     const size_t pairs = between(1, 70);
     const int style = rng() & 1 ? CB_ROPE_HALF : CB_ROPE_INTERLEAVED;
     float *x = guarded(2 * pairs * sizeof *x), *x2 = guarded(2 * pairs * sizeof *x);
@@ -403,6 +430,7 @@ static void check_rope(const struct cb_kernels *k)
 
 static void check_attend(const struct cb_kernels *k, int f16)
 {
+    run(k->isa, f16 ? "attend_f16" : "attend_f32");
     static const size_t dims[] = {32, 64, 80, 96, 128, 192};
     const size_t positions = rng() % 8 ? between(1, 20) : between(21, 150);
     const size_t dim = rng() & 1 ? dims[rng() % 6] : between(1, 80);
@@ -457,6 +485,7 @@ static float near_f16(void)
 
 static void check_store_f16(const struct cb_kernels *k)
 {
+    run(k->isa, "store_f16");
     static const uint32_t bad[] = {0x477ff000u, 0xc77ff000u, 0x7f800000u, 0xff800000u,
                                    0x7fc00000u, 0x7f7fffffu};
     const size_t n = between(1, 70);
@@ -499,6 +528,7 @@ static float any_input(void)
 
 static void check_activate(const struct cb_kernels *k)
 {
+    run(k->isa, "activate");
     static const int kinds[] = {CB_ACT_SILU, CB_ACT_GELU_TANH, CB_ACT_RELU, CB_ACT_SWIGLU_CLAMPED,
                                 CB_ACT_IDENTITY};
     const int kind = kinds[rng() % 5];
@@ -530,6 +560,7 @@ static void check_activate(const struct cb_kernels *k)
 
 static void check_add_scaled(const struct cb_kernels *k)
 {
+    run(k->isa, "add_scaled");
     const size_t n = between(1, 80);
     float *acc = guarded(n * sizeof *acc), *acc2 = guarded(n * sizeof *acc);
     float *x = guarded(n * sizeof *x);
@@ -813,6 +844,9 @@ int main(int argc, char **argv)
            cb_kernels_available(), (unsigned long long)seed);
     fflush(stdout);
 
+    running_seed = seed;
+    signal(SIGSEGV, on_fault);
+    signal(SIGBUS, on_fault);
     const uint64_t control = cb_fpu_enter();
     char names[256], *rest = names;
     snprintf(names, sizeof names, "%s", isa ? isa : cb_kernels_available());

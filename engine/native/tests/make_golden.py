@@ -639,7 +639,7 @@ def golden_text(name: str, fields: str, lines: Sequence[str]) -> str:
 
 def c_array(kind: str, name: str, dims: str, values: Sequence[int], width: int) -> str:
     """A C array of integers."""
-    per_line = 8 if width >= 8 else 16
+    per_line = {16: 4, 8: 8, 4: 12}.get(width, 16)
     text = [f"static const {kind} {name}{dims} = {{"]
     for i in range(0, len(values), per_line):
         items = (f"0x{v:0{width}x}" if width else str(v) for v in values[i : i + per_line])
