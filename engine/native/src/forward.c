@@ -246,7 +246,7 @@ static int step_head(void *context, unsigned index, unsigned count)
 
     cb_share(cb_matrix_panels(&m->head), index, count, &first, &last);
     cb_matmul(p->k, &m->head, first, last, &p->input, 0, 1, logits, m->shape.logits);
-    last = cb_min64(last * CB_PANEL_ROWS, m->block.vocabulary);
+    last = (size_t)cb_min64(last * CB_PANEL_ROWS, m->block.vocabulary);
     for (i = first * CB_PANEL_ROWS; i < last; i++) {
         uint32_t bits;
 
