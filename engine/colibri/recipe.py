@@ -210,8 +210,9 @@ def upcycled_rows(
         values = coarse_normal(stream_seed(seed, slot.name), first * columns, (end - first) * columns)
         values *= amount
         values += np.float32(1)
-        dense *= values.reshape(dense.shape)
-        return dense
+        perturbed: F32 = values.reshape(dense.shape)
+        perturbed *= dense  # `dense` may be a read-only view of the file
+        return perturbed
 
     return rows
 

@@ -45,7 +45,7 @@ def good(job: Job, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def field_offset(block: type, name: str) -> int:
     """Offset of a field in a block's payload."""
-    return 4 * [f.name for f in fields(block)].index(name)  # type: ignore[arg-type]
+    return 4 * [f.name for f in fields(block)].index(name)
 
 
 def python_code(path: Path) -> Code:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_int8_bytes_are_where_the_document_puts_them(rows: int, columns: int) ->
 
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16])
 def test_float_panels_are_columns_of_eight_rows(dtype: DType) -> None:
-    values = np.arange(1, 9 * 33 + 1, dtype=np.float32).reshape(9, 33) / 4  # exact in f16; bf16 rounds
+    values: F32 = np.arange(1, 9 * 33 + 1, dtype=np.float32).reshape(9, 33) / np.float32(4)  # exact in f16; bf16 rounds
     data = pack_float(values, dtype)
     width = 4 if dtype == DType.F32 else 2
     assert len(data) == 16 * 64 * width
@@ -275,7 +276,7 @@ def test_noise_does_not_depend_on_how_it_is_cut() -> None:
 
 
 @pytest.mark.parametrize("generate", [normal, coarse_normal])
-def test_noise_has_mean_0_and_deviation_1(generate: type[normal]) -> None:
+def test_noise_has_mean_0_and_deviation_1(generate: Callable[[int, int, int], F32]) -> None:
     x = generate(3, 0, 1 << 20).astype(np.float64)
     assert abs(x.mean()) < 0.005
     assert abs(x.std() - 1) < 0.005

@@ -1,0 +1,612 @@
+# SPDX-License-Identifier: MIT
+"""Conversion: what is accepted, what is stored, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from colibri._families import FAMILIES
+from colibri._spec import (
+    Activation,
+    AttentionBlock,
+    Code,
+    DType,
+    Family,
+    MoeBlock,
+    Role,
+    RouterNormalise,
+    RouterScore,
+    Scope,
+)
+from colibri.convert import convert
+from colibri.errors import ColibriError
+from colibri.format import ModelFile, open_model
+from colibri.job import Precision, run_job
+from colibri.layout import F32, unpack
+from colibri.recipe import byte_tokenizer, load_recipe
+from colibri.tokenizer import TokenizerSpec
+from safetensors.numpy import save_file
+
+MODELS = Path(__file__).resolve().parents[2] / "configs" / "models"
+FLOAT = Precision(DType.F32, DType.F32, DType.F32)
+CONFIG: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "hidden_size": 48,
+    "vocab_size": 61,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 40,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+Weights = dict[str, F32]
+
+
+def mixtral_weights() -> Weights:
+    """Tensors of CONFIG under the names of transformers, all different."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (61, 48),
+        "model.norm.weight": (48,),
+        "lm_head.weight": (61, 48),
+    }
+    for layer in range(2):
+        base = f"model.layers.{layer}"
+        shapes |= {
+            f"{base}.input_layernorm.weight": (48,),
+            f"{base}.post_attention_layernorm.weight": (48,),
+            f"{base}.self_attn.q_proj.weight": (64, 48),
+            f"{base}.self_attn.k_proj.weight": (32, 48),
+            f"{base}.self_attn.v_proj.weight": (32, 48),
+            f"{base}.self_attn.o_proj.weight": (48, 64),
+            f"{base}.block_sparse_moe.gate.weight": (3, 48),
+        }
+        for expert in range(3):
+            name = f"{base}.block_sparse_moe.experts.{expert}"
+            shapes |= {f"{name}.w1.weight": (40, 48), f"{name}.w2.weight": (48, 40), f"{name}.w3.weight": (40, 48)}
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def checkpoint(folder: Path, weights: Weights | None = None, **config: Any) -> Path:
+    """A Hugging Face directory; a config value of ... removes the key."""
+    folder.mkdir(parents=True, exist_ok=True)
+    merged = {key: value for key, value in {**CONFIG, **config}.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(merged))
+    save_file(mixtral_weights() if weights is None else weights, folder / "model.safetensors")
+    return folder
+
+
+def converted(source: Path, precision: Precision = FLOAT, **options: Any) -> ModelFile:
+    output = source.parent / "out.colibri"
+    convert(source, output, precision, tokenizer=False, quiet=True, **options)
+    return open_model(output)
+
+
+def stored(model: ModelFile, role: Role, layer: int | None = None, expert: int | None = None) -> F32:
+    entry = model.tensor(role, layer, Scope.TRUNK if expert is None else Scope.EXPERT)
+    assert entry is not None
+    return unpack(model.tensor_bytes(entry, expert), entry.dtype, entry.layout, entry.rows, entry.columns)
+
+
+def refusal(source: Path, **options: Any) -> ColibriError:
+    output = source.parent / "out.colibri"
+    with pytest.raises(ColibriError) as caught:
+        convert(source, output, FLOAT, quiet=True, **{"tokenizer": False, **options})
+    assert not output.exists()
+    return caught.value
+
+
+# ---- Mixtral ------------------------------------------------------------------------------------
+
+
+def check_against(model: ModelFile, weights: Weights) -> None:
+    """Every tensor of the file is the tensor of the checkpoint, bit by bit."""
+    assert np.array_equal(stored(model, Role.EMBEDDING), weights["model.embed_tokens.weight"])
+    assert np.array_equal(stored(model, Role.FINAL_NORM)[0], weights["model.norm.weight"])
+    for layer in range(2):
+        base = f"model.layers.{layer}"
+        for role, name in (
+            (Role.Q, "self_attn.q_proj"),
+            (Role.K, "self_attn.k_proj"),
+            (Role.V, "self_attn.v_proj"),
+            (Role.O, "self_attn.o_proj"),
+            (Role.ROUTER, "block_sparse_moe.gate"),
+        ):
+            assert np.array_equal(stored(model, role, layer), weights[f"{base}.{name}.weight"]), name
+        assert np.array_equal(stored(model, Role.PRE_MIXER_NORM, layer)[0], weights[f"{base}.input_layernorm.weight"])
+        assert np.array_equal(
+            stored(model, Role.PRE_FFN_NORM, layer)[0], weights[f"{base}.post_attention_layernorm.weight"]
+        )
+        for expert in range(3):
+            for role, name in ((Role.EXPERT_GATE, "w1"), (Role.EXPERT_UP, "w3"), (Role.EXPERT_DOWN, "w2")):
+                full = f"{base}.block_sparse_moe.experts.{expert}.{name}.weight"
+                assert np.array_equal(stored(model, role, layer, expert), weights[full]), full
+
+
+def test_every_tensor_of_a_mixtral_checkpoint_is_stored_bit_by_bit(tmp_path: Path) -> None:
+    model = converted(checkpoint(tmp_path / "hf"))
+    check_against(model, mixtral_weights())
+    assert np.array_equal(stored(model, Role.HEAD), mixtral_weights()["lm_head.weight"])
+    model.verify()
+
+
+def test_records_say_what_the_configuration_says(tmp_path: Path) -> None:
+    records = converted(checkpoint(tmp_path / "hf", sliding_window=9)).records
+    block, rope, layer = records.model, records.ropes[0], records.layers[1]
+    assert (block.family, block.hidden, block.vocabulary, block.layers) == (Family.MIXTRAL, 48, 61, 2)
+    assert (block.context_tokens, block.tied_head) == (128, 0)
+    assert block.norm_eps == float(np.float32(1e-6))
+    assert (block.embedding_multiplier, block.logits_multiplier) == (1.0, 1.0)
+    assert (rope.pairs, rope.attention_factor) == (8, 1.0)
+    assert np.array_equal(rope.inv_freq, (10000.0 ** (-np.arange(0, 16, 2) / 16)).astype(np.float32))
+    mixer, moe = layer.mixer, layer.ffn
+    assert isinstance(mixer, AttentionBlock)
+    assert isinstance(moe, MoeBlock)
+    assert (mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.value_dim) == (4, 2, 16, 16)
+    assert (mixer.scale, mixer.window_tokens, mixer.rope_table) == (0.25, 9, 0)
+    assert (moe.experts, moe.top_k, moe.intermediate, moe.gated) == (3, 2, 40, 1)
+    assert (moe.router_score, moe.router_normalise) == (RouterScore.SOFTMAX_ALL, RouterNormalise.SUM)
+    assert (moe.activation, moe.routed_scale) == (Activation.SILU, 1.0)
+
+
+def test_rope_parameters_of_newer_checkpoints_are_read(tmp_path: Path) -> None:
+    parameters = {"rope_type": "default", "rope_theta": 500.0}
+    model = converted(checkpoint(tmp_path / "hf", rope_theta=..., rope_parameters=parameters))
+    assert model.records.ropes[0].inv_freq[1] == float(np.float32(500.0 ** (-1 / 8)))
+
+
+def test_head_dim_follows_from_hidden_where_it_is_absent(tmp_path: Path) -> None:
+    weights = mixtral_weights()
+    for layer in range(2):
+        base = f"model.layers.{layer}.self_attn"
+        for name, rows in (("q", 48), ("k", 24), ("v", 24)):
+            weights[f"{base}.{name}_proj.weight"] = weights[f"{base}.{name}_proj.weight"][:rows].copy()
+        weights[f"{base}.o_proj.weight"] = weights[f"{base}.o_proj.weight"][:, :48].copy()
+    model = converted(checkpoint(tmp_path / "hf", weights, head_dim=None))
+    mixer = model.records.layers[0].mixer
+    assert isinstance(mixer, AttentionBlock)
+    assert mixer.head_dim == 12
+
+
+def test_a_tied_head_is_not_stored_and_may_be_in_the_checkpoint(tmp_path: Path) -> None:
+    model = converted(checkpoint(tmp_path / "hf", tie_word_embeddings=True))
+    assert model.records.model.tied_head == 1
+    assert model.tensor(Role.HEAD) is None
+    weights = mixtral_weights()
+    del weights["lm_head.weight"]
+    assert converted(checkpoint(tmp_path / "hf2", weights, tie_word_embeddings=True)).tensor(Role.HEAD) is None
+
+
+def test_each_kind_of_matrix_has_the_dtype_that_was_asked_for(tmp_path: Path) -> None:
+    precision = Precision.from_names(
+        {"experts": "int8", "trunk": "f16", "router": "bf16", "head": "int4", "embeddings": "f32"}
+    )
+    model = converted(checkpoint(tmp_path / "hf"), precision)
+    found = {tensor.role: tensor.dtype for tensor in model.tensors}
+    assert {found[role] for role in (Role.EXPERT_GATE, Role.EXPERT_UP, Role.EXPERT_DOWN)} == {DType.INT8}
+    assert {found[role] for role in (Role.Q, Role.K, Role.V, Role.O)} == {DType.F16}
+    assert (found[Role.ROUTER], found[Role.HEAD], found[Role.EMBEDDING]) == (DType.BF16, DType.INT4, DType.F32)
+    assert (found[Role.FINAL_NORM], found[Role.PRE_FFN_NORM]) == (DType.F32, DType.F32)
+    default = {tensor.role: tensor.dtype for tensor in converted(tmp_path / "hf", Precision()).tensors}
+    assert (default[Role.EXPERT_UP], default[Role.Q], default[Role.HEAD]) == (DType.INT4, DType.INT8, DType.INT8)
+    assert default[Role.ROUTER] == DType.F32
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"experts": "int3"}, "experts dtype 'int3', known: int4, int8, f16, bf16, f32"),
+        ({"attention": "int4"}, "dtype of 'attention' asked for, known: experts, trunk"),
+        ({"int4_method": "best"}, "int4_method 'best', known: mse, absmax"),
+    ],
+)
+def test_dtypes_that_do_not_exist_are_refused(names: dict[str, str], message: str) -> None:
+    with pytest.raises(ColibriError, match=message):
+        Precision.from_names(names)
+
+
+def test_the_context_can_be_smaller_and_never_larger(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf")
+    assert converted(source, context_tokens=100).records.model.context_tokens == 100
+    (tmp_path / "out.colibri").unlink()
+    for context in (0, 129):
+        error = refusal(source, context_tokens=context)
+        assert error.message == f"context of {context} tokens, the checkpoint was trained for 128"
+
+
+def test_provenance_names_the_files_and_no_path(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf")
+    (source / "LICENSE").write_text("terms")
+    data = converted(source).provenance()
+    assert set(data["source"]["sha256"]) == {"config.json", "model.safetensors"}
+    assert data["source"]["license_text"] == "terms"
+    assert data["dtypes"]["experts"] == "f32"
+    assert str(tmp_path) not in json.dumps(data)
+
+
+def test_equal_checkpoints_give_equal_files(tmp_path: Path) -> None:
+    one = converted(checkpoint(tmp_path / "a" / "hf"), Precision())
+    two = converted(checkpoint(tmp_path / "b" / "hf"), Precision(), threads=1)
+    assert one.path.read_bytes() == two.path.read_bytes()
+
+
+def test_the_report_has_every_tensor(tmp_path: Path) -> None:
+    report = convert(checkpoint(tmp_path / "hf"), tmp_path / "m.colibri", tokenizer=False, quiet=True)
+    model = open_model(tmp_path / "m.colibri")
+    assert len(report.errors) == 3 + 2 * 7 + 2 * 3 * 3
+    assert report.root == model.root.hex()
+    dtype, stats = report.errors["layer 1 expert 2 expert_down"]
+    assert (dtype, stats.elements) == (DType.INT4, 48 * 40)
+    expected = mixtral_weights()["model.layers.1.block_sparse_moe.experts.2.w2.weight"]
+    error = np.abs(stored(model, Role.EXPERT_DOWN, 1, 2) - expected).max()
+    assert stats.largest == pytest.approx(float(error))
+    assert 0.05 < stats.relative < 0.1
+    assert report.by_role()["expert_down", DType.INT4][0] == 6
+    assert any("expert_down" in line and "int4" in line for line in report.lines())
+
+
+# ---- refused ------------------------------------------------------------------------------------
+
+
+def drop(name: str) -> Callable[[Weights], None]:
+    return lambda weights: weights.__delitem__(name)
+
+
+def add(name: str) -> Callable[[Weights], None]:
+    return lambda weights: weights.__setitem__(name, np.zeros((2, 2), np.float32))
+
+
+GATE = "model.layers.1.block_sparse_moe.gate.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        (drop(GATE), Code.MISSING_TENSOR, f"the checkpoint has no {GATE}"),
+        (
+            add("model.layers.0.self_attn.q_proj.bias"),
+            Code.UNSUPPORTED,
+            "the checkpoint has model.layers.0.self_attn.q_proj.bias, which the architecture has no use for",
+        ),
+        (
+            add("model.layers.2.input_layernorm.weight"),
+            Code.UNSUPPORTED,
+            "the checkpoint has model.layers.2.input_layernorm.weight",
+        ),
+        (
+            add(GATE),
+            Code.TENSOR,
+            f"{GATE} has the shape [2, 2], the configuration says [3, 48]",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    change: Callable[[Weights], None], code: Code, message: str, tmp_path: Path
+) -> None:
+    weights = mixtral_weights()
+    change(weights)
+    error = refusal(checkpoint(tmp_path / "hf", weights))
+    assert error.code == code
+    assert error.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "message"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, Code.UNSUPPORTED, "the checkpoint is LlamaForCausalLM, not a"),
+        ({"architectures": ["OlmoeForCausalLM"]}, Code.UNSUPPORTED, "the checkpoint is OlmoeForCausalLM (router: soft"),
+        ({"architectures": ..., "model_type": "gpt2"}, Code.UNSUPPORTED, "the checkpoint is gpt2, not"),
+        ({"architectures": ..., "model_type": ...}, Code.UNSUPPORTED, "the checkpoint is nothing, not"),
+        ({"hidden_size": ...}, Code.ARGUMENT, "config.json has no hidden_size"),
+        ({"hidden_size": "48"}, Code.ARGUMENT, "config.json: hidden is '48', not a number"),
+        ({"hidden_size": 48.0}, Code.ARGUMENT, "config.json: hidden is 48.0, not a number"),
+        ({"hidden_act": "gelu"}, Code.UNSUPPORTED, "config.json: activation 'gelu', supported: silu"),
+        ({"head_dim": None, "hidden_size": 50}, Code.ARGUMENT, "config.json: hidden_size 50 is no multiple of 4 heads"),
+        ({"num_local_experts": 2000}, Code.LIMIT, "MoeBlock.experts is 2000, limit 1024"),
+        ({"num_experts_per_tok": 4}, Code.RECORD, "layer 0: top_k 4 of 3 experts"),
+        ({"num_key_value_heads": 3}, Code.RECORD, "layer 0: 4 heads are no multiple of 3 KV heads"),
+        ({"vocab_size": 0}, Code.RECORD, "ModelBlock.vocabulary is 0"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, Code.UNSUPPORTED, "config.json: rope_scaling of type 'lin"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, Code.UNSUPPORTED, "config.json: rope_parameters of type 'yarn'"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            Code.UNSUPPORTED,
+            "config.json: rope_parameters.partial_rotary_factor 0.5",
+        ),
+    ],
+)
+def test_configurations_that_cannot_be_run_are_refused_by_name(
+    config: dict[str, Any], code: Code, message: str, tmp_path: Path
+) -> None:
+    error = refusal(checkpoint(tmp_path / "hf", **config))
+    assert error.message.startswith(message)
+    assert error.code == code
+
+
+def test_a_family_is_found_by_its_model_type_alone(tmp_path: Path) -> None:
+    check_against(converted(checkpoint(tmp_path / "hf", architectures=...)), mixtral_weights())
+
+
+def test_a_value_that_is_not_finite_stops_the_conversion(tmp_path: Path) -> None:
+    weights = mixtral_weights()
+    weights["model.layers.1.block_sparse_moe.experts.2.w3.weight"][39, 47] = np.nan
+    error = refusal(checkpoint(tmp_path / "hf", weights))
+    assert error.message == "layer 1 expert 2 expert_up: the value at [39][47] is nan"
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_sources_that_are_no_checkpoint_are_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none").code == Code.OPEN
+    (tmp_path / "file.bin").write_bytes(b"x")
+    assert refusal(tmp_path / "file.bin").code == Code.ARGUMENT
+    (tmp_path / "empty").mkdir()
+    assert "config.json: No such file" in refusal(tmp_path / "empty").message
+
+
+def test_a_checkpoint_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
+    error = refusal(checkpoint(tmp_path / "hf"), tokenizer=True)
+    assert error.code == Code.TOKENIZER
+    assert "--no-tokenizer" in error.message
+
+
+# ---- GGUF ---------------------------------------------------------------------------------------
+
+
+def permuted(w: F32, heads: int) -> F32:
+    """The order of Q and K rows in llama GGUF files: pairs (i, i + half) become neighbours."""
+    rows, columns = w.shape
+    return w.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def write_gguf(path: Path, experts: int = 3, scaling: str | None = None) -> Path:
+    """CONFIG as a GGUF file; `experts` 0 makes a dense model."""
+    weights = mixtral_weights()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_embedding_length(48)
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(16)
+    writer.add_rope_dimension_count(16)
+    writer.add_feed_forward_length(40)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10000.0)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(2)
+    if scaling:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"])
+    writer.add_tensor("output_norm.weight", weights["model.norm.weight"])
+    writer.add_tensor("output.weight", weights["lm_head.weight"])
+    for layer in range(2):
+        base, to = f"model.layers.{layer}", f"blk.{layer}"
+        names = {
+            "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_v": "self_attn.v_proj",
+            "attn_output": "self_attn.o_proj", "ffn_gate_inp": "block_sparse_moe.gate",
+        }  # fmt: skip
+        for name, source in names.items():
+            writer.add_tensor(f"{to}.{name}.weight", weights[f"{base}.{source}.weight"])
+        for name, heads in (("q", 4), ("k", 2)):
+            w = permuted(weights[f"{base}.self_attn.{name}_proj.weight"], heads)
+            writer.add_tensor(f"{to}.attn_{name}.weight", np.ascontiguousarray(w))
+        for name, source in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+            parts = [weights[f"{base}.block_sparse_moe.experts.{e}.{source}.weight"] for e in range(3)]
+            writer.add_tensor(f"{to}.ffn_{name}_exps.weight", np.stack(parts))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_gguf_file_gives_the_tensors_of_the_original_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colibri.job.part_rows", lambda columns: 24)  # parts that cut heads in two
+    model = converted(write_gguf(tmp_path / "m.gguf"))
+    check_against(model, mixtral_weights())
+    assert np.array_equal(stored(model, Role.HEAD), mixtral_weights()["lm_head.weight"])
+    original = converted(checkpoint(tmp_path / "hf"))
+    assert list(model.records.blocks()) == list(original.records.blocks())
+
+
+def test_gguf_files_that_cannot_be_run_are_refused_by_name(tmp_path: Path) -> None:
+    error = refusal(write_gguf(tmp_path / "dense.gguf", experts=0))
+    assert "is a dense model (tiny): it has no llama.expert_count" in error.message
+    error = refusal(write_gguf(tmp_path / "yarn.gguf", scaling="yarn"))
+    assert "RoPE scaling yarn, supported: none" in error.message
+    writer = gguf.GGUFWriter(tmp_path / "gpt2.gguf", "gpt2")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    error = refusal(tmp_path / "gpt2.gguf")
+    assert "GGUF architecture 'gpt2', supported: llama" in error.message
+    assert error.code == Code.UNSUPPORTED
+
+
+# ---- recipes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("tiny*.toml")))
+def test_tiny_recipes_are_odd_whole_and_repeatable(name: str, tmp_path: Path) -> None:
+    roots = [
+        run_job(load_recipe(MODELS / f"{name}.toml"), tmp_path / f"{i}.colibri", i, quiet=True).root for i in (1, 2)
+    ]
+    assert roots[0] == roots[1]
+    with open_model(tmp_path / "1.colibri") as model:
+        model.verify()
+        block = model.records.model
+        assert block.hidden % 32 != 0
+        assert block.vocabulary % 8 != 0
+        section = model.tokenizer_bytes()
+        assert section is not None
+        tokenizer = TokenizerSpec.from_section(section, block.vocabulary)
+        text = "the cat sat: \u00e9\n1200"
+        assert tokenizer.decode(tokenizer.encode(text)) == text.encode()
+        assert len(tokenizer.encode(text)) < len(text.encode())
+        assert tokenizer.has_chat
+
+
+def test_experts_of_a_random_model_are_unrelated(tmp_path: Path) -> None:
+    run_job(load_recipe(MODELS / "tiny-f32.toml"), tmp_path / "m.colibri", quiet=True)
+    model = open_model(tmp_path / "m.colibri")
+    flat = [stored(model, Role.EXPERT_GATE, layer, expert).ravel() for layer in range(3) for expert in range(5)]
+    correlation = np.corrcoef(np.stack(flat)) - np.eye(15)
+    assert np.abs(correlation).max() < 0.05
+
+
+def recipe(folder: Path, old: str = "", new: str = "", name: str = "tiny") -> Path:
+    """A changed copy of a recipe."""
+    text = (MODELS / f"{name}.toml").read_text()
+    assert old in text
+    path = folder / "changed.toml"
+    path.write_text(text.replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('kind = "random"', 'kind = "magic"', "kind is 'magic', known: random, upcycled"),
+        ("hidden = 80", "hiden = 80", "model.hiden is unknown"),
+        ("hidden = 80", "", "model.hidden is missing"),
+        ("hidden = 80", "hidden = 80.5", "model.hidden is 80.5, must be a int"),
+        ("top_k = 3", "top_k = 6", "layer 0: top_k 6 of 5 experts"),
+        ('experts = "int4"', 'experts = "int5"', "experts dtype 'int5'"),
+        ('"_ t", ', '"x th", ', "merge 'x th' uses a token that no earlier merge made"),
+        ('end = "<|end|>"', 'end = "<|fin|>"', "tokenizer table"),
+        ("[model]", "[model", "not TOML"),
+        ("vocabulary = 331", "vocabulary = 300", "the tokenizer has 321 tokens, the model's vocabulary 300"),
+    ],
+)
+def test_recipes_with_mistakes_are_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ColibriError) as caught:
+        load_recipe(recipe(tmp_path, old, new))
+    assert message in caught.value.message
+
+
+def test_a_merge_that_makes_a_token_twice_is_refused() -> None:
+    with pytest.raises(ColibriError, match="makes a token that exists"):
+        byte_tokenizer(["<e>"], ["a b", "ab c", "b c", "a bc"], "<e>", "<e>", "<e>")
+
+
+def test_options_replace_dtypes_of_a_recipe(tmp_path: Path) -> None:
+    run_job(load_recipe(MODELS / "tiny.toml", {"experts": "int8"}), tmp_path / "m.colibri", quiet=True)
+    entry = open_model(tmp_path / "m.colibri").tensor(Role.EXPERT_UP, 0, Scope.EXPERT)
+    assert entry is not None
+    assert entry.dtype == DType.INT8
+
+
+def dense_gguf(path: Path) -> Path:
+    """CONFIG as a dense GGUF file with a tokenizer of bytes, for upcycling."""
+    weights = mixtral_weights()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("dense")
+    for add_value, value in (
+        (writer.add_embedding_length, 48), (writer.add_block_count, 1), (writer.add_context_length, 128),
+        (writer.add_head_count, 4), (writer.add_head_count_kv, 2), (writer.add_key_length, 16),
+        (writer.add_feed_forward_length, 40),
+    ):  # fmt: skip
+        add_value(value)
+    writer.add_layer_norm_rms_eps(1e-6)
+    alphabet = [c for c in map(chr, range(0x100, 0x200)) if c.isprintable()]
+    printable = [chr(c) for c in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([*printable, *alphabet[: 256 - len(printable)], "ab"])
+    writer.add_token_merges(["a b"])
+    rng = np.random.default_rng(5)
+    writer.add_tensor("token_embd.weight", rng.standard_normal((260, 48)).astype(np.float32))
+    writer.add_tensor("output_norm.weight", weights["model.norm.weight"])
+    base = "model.layers.0"
+    for name, source in (
+        ("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"), ("attn_q", "self_attn.q_proj"),
+        ("attn_k", "self_attn.k_proj"), ("attn_v", "self_attn.v_proj"), ("attn_output", "self_attn.o_proj"),
+        ("ffn_gate", "block_sparse_moe.experts.0.w1"), ("ffn_up", "block_sparse_moe.experts.0.w3"),
+        ("ffn_down", "block_sparse_moe.experts.0.w2"),
+    ):  # fmt: skip
+        writer.add_tensor(f"blk.0.{name}.weight", weights[f"{base}.{source}.weight"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def upcycled(folder: Path, extra: str = "") -> Path:
+    path = folder / "up.toml"
+    path.write_text(
+        'kind = "upcycled"\nseed = 3\n[source]\npackage = "no_such_package_here"\nfile = "x.gguf"\n'
+        f"{extra}[model]\ncontext_tokens = 64\nexperts = 4\ntop_k = 2\nperturbation = 0.05\nrouter_deviation = 0.1\n"
+        '[dtypes]\nexperts = "f32"\ntrunk = "f32"\n'
+    )
+    return path
+
+
+def test_upcycled_experts_are_perturbed_copies(tmp_path: Path) -> None:
+    source = dense_gguf(tmp_path / "dense.gguf")
+    run_job(load_recipe(upcycled(tmp_path), source=source), tmp_path / "m.colibri", quiet=True)
+    model = open_model(tmp_path / "m.colibri")
+    model.verify()
+    weights = mixtral_weights()
+    for role, name in ((Role.EXPERT_GATE, "w1"), (Role.EXPERT_UP, "w3"), (Role.EXPERT_DOWN, "w2")):
+        dense = weights[f"model.layers.0.block_sparse_moe.experts.0.{name}.weight"]
+        noise = [stored(model, role, 0, expert) / dense - 1 for expert in range(4)]
+        for part in noise:
+            assert part.std() == pytest.approx(0.05, rel=0.1)
+            assert np.abs(part).max() < 0.18
+        flat = np.corrcoef(np.stack([part.ravel() for part in noise])) - np.eye(4)
+        assert np.abs(flat).max() < 0.12
+    assert stored(model, Role.ROUTER, 0).std() == pytest.approx(0.1, rel=0.2)
+    assert model.records.model.context_tokens == 64
+    assert model.provenance()["source"]["kind"] == "upcycled"
+
+
+def test_an_upcycled_recipe_says_how_to_get_its_source(tmp_path: Path) -> None:
+    with pytest.raises(ColibriError, match="pip install no-such-package-here, or give the file") as caught:
+        load_recipe(upcycled(tmp_path))
+    assert caught.value.code == Code.OPEN
+    source = dense_gguf(tmp_path / "dense.gguf")
+    with pytest.raises(ColibriError, match="its SHA-256 is not 00"):
+        load_recipe(upcycled(tmp_path, 'sha256 = "00"\n'), source=source)
+
+
+# ---- families -----------------------------------------------------------------------------------
+
+
+def test_families_have_ids_of_the_format_and_architectures_of_their_own() -> None:
+    seen: set[str] = set()
+    for key, family in FAMILIES.items():
+        assert key.upper() in Family.__members__
+        names = [*family["architectures"], *family["model_types"]]
+        assert not seen & set(names)
+        seen |= set(names)
+        if family["converter"]:
+            assert {name.upper() for name in family["tensors"]} <= set(Role.__members__)
+
+
+def test_the_generated_table_is_what_families_toml_says() -> None:
+    script = MODELS.parents[1] / "engine" / "spec" / "generate_families.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
