@@ -47,19 +47,20 @@ class MixtralShape:
             tie_word_embeddings=self.tied,
             sliding_window=self.window,
             max_position_embeddings=256,
-            attn_implementation="eager",
             **self.more,
         )
 
 
-def make_mixtral(shape: MixtralShape, folder: Path, seed: int) -> MixtralForCausalLM:
+def make_mixtral(shape: MixtralShape, folder: Path, seed: int) -> Any:
     """A float32 model with random weights, also saved in `folder`.
 
     Weights have deviation 1 / sqrt(inputs), so activations keep their size through the layers and
     the logits have a deviation of at least 1: an error of 1e-4 would be seen.
     """
     torch.manual_seed(seed)
-    model = MixtralForCausalLM(shape.config()).to(torch.float32).eval()
+    make: Any = MixtralForCausalLM._from_config
+    model = make(shape.config(), attn_implementation="eager", dtype=torch.float32)
+    model.eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -82,7 +83,7 @@ class Oracle:
     routing: list[np.ndarray[Any, np.dtype[np.int64]]]  # per layer (positions, top_k), by rank
 
 
-def run_oracle(model: MixtralForCausalLM, ids: list[int]) -> Oracle:
+def run_oracle(model: Any, ids: list[int]) -> Oracle:
     """Logits of all positions and the chosen experts of every layer."""
     with torch.no_grad(), deterministic():
         out = model(torch.tensor([ids]), output_router_logits=True, use_cache=False)

@@ -86,6 +86,7 @@ SHAPES: dict[str, Shape] = {
         model={"tied_head": 1}, attention={"window_tokens": 7},
     ),
     "one_expert_wide": Shape(hidden=96, vocabulary=257, experts=1, top_k=1, kv_heads=4, layers=2),
+    "small_experts": Shape(hidden=136, intermediate=24, layers=2, experts=8, top_k=3),
     "f16_trunk": Shape(precision=Precision(DType.INT8, DType.F16, DType.BF16), hidden=40),
     "granite": Shape(
         model={"embedding_multiplier": 12.0, "logits_multiplier": 1 / 6, "tied_head": 1},
