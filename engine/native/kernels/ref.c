@@ -46,62 +46,78 @@ int cb_quantize_ref(const float *x, size_t groups, int8_t *q, float *d, int32_t 
     return 0;
 }
 
+/* One group of one row: 32 products of 8-bit integers. */
+static int32_t dot(const int8_t *w, const int8_t *q)
+{
+    int32_t sum = 0;
+    for (size_t i = 0; i < COLUMNS; i++)
+        sum += w[i] * q[i];
+    return sum;
+}
+
+/* A block as rows of 32; byte 4 * r + b of every 32 bytes belongs to row r. */
+static void unpack_int4(const uint8_t *block, int8_t w[ROWS][COLUMNS])
+{
+    for (size_t i = 0; i < 4; i++)
+        for (size_t r = 0; r < ROWS; r++)
+            for (size_t b = 0; b < 4; b++) {
+                const int byte = block[32 * i + 4 * r + b];
+                w[r][4 * i + b] = (int8_t)((byte & 15) - 8);
+                w[r][16 + 4 * i + b] = (int8_t)((byte >> 4) - 8);
+            }
+}
+
+static void unpack_int8(const uint8_t *block, int8_t w[ROWS][COLUMNS])
+{
+    for (size_t i = 0; i < 8; i++)
+        for (size_t r = 0; r < ROWS; r++)
+            memcpy(&w[r][4 * i], block + 32 * i + 4 * r, 4);
+}
+
 /* acc[r] = acc[r] (+) (float(isum[r]) (*) (dw[r] (*) d)); scales: 8 f16. */
-static void accumulate(float acc[ROWS], const int32_t isum[ROWS], const uint8_t *scales, float d)
+static void accumulate(float acc[ROWS], int8_t w[ROWS][COLUMNS], const int8_t *q,
+                       const uint8_t *scales, float d)
 {
     for (size_t r = 0; r < ROWS; r++) {
         uint16_t h = (uint16_t)(scales[2 * r] | (scales[2 * r + 1] << 8));
         float scale = cb_f16(h) * d;
-        float product = (float)isum[r] * scale;
+        float product = (float)dot(w[r], q) * scale;
         acc[r] = acc[r] + product;
     }
 }
 
+/* A panel is unpacked block by block, for all tokens at once when there are at most BATCH. */
+#define BATCH 8
+#define QUANTISED_ROWS(UNPACK, BLOCK_BYTES)                                                        \
+    const size_t groups = x->groups;                                                               \
+    for (size_t p = 0; p < panels; p++, w += groups * (BLOCK_BYTES), y += ROWS)                    \
+        for (size_t first = 0; first < tokens; first += BATCH) {                                   \
+            const size_t count = tokens - first < BATCH ? tokens - first : BATCH;                  \
+            float acc[BATCH][ROWS] = {{0}};                                                        \
+            for (size_t g = 0; g < groups; g++) {                                                  \
+                const uint8_t *block = w + g * (BLOCK_BYTES);                                      \
+                int8_t rows[ROWS][COLUMNS];                                                        \
+                UNPACK(block, rows);                                                               \
+                for (size_t t = 0; t < count; t++) {                                               \
+                    const size_t at = (first + t) * groups + g;                                    \
+                    accumulate(acc[t], rows, x->q + at * COLUMNS, block + (BLOCK_BYTES) - 16,      \
+                               x->d[at]);                                                          \
+                }                                                                                  \
+            }                                                                                      \
+            for (size_t t = 0; t < count; t++)                                                     \
+                memcpy(y + (first + t) * y_stride, acc[t], sizeof acc[t]);                         \
+        }
+
 void cb_matmul_int4_ref(const uint8_t *w, size_t panels, const struct cb_quantized *x,
                         size_t tokens, float *y, size_t y_stride)
 {
-    const size_t groups = x->groups;
-    for (size_t p = 0; p < panels; p++, w += groups * CB_INT4_BLOCK_BYTES, y += ROWS) {
-        for (size_t t = 0; t < tokens; t++) {
-            float acc[ROWS] = {0};
-            for (size_t g = 0; g < groups; g++) {
-                const uint8_t *block = w + g * CB_INT4_BLOCK_BYTES;
-                const int8_t *q = x->q + (t * groups + g) * COLUMNS;
-                int32_t isum[ROWS] = {0};
-                for (size_t i = 0; i < 4; i++)
-                    for (size_t r = 0; r < ROWS; r++)
-                        for (size_t b = 0; b < 4; b++) {
-                            int32_t byte = block[32 * i + 4 * r + b];
-                            isum[r] += ((byte & 15) - 8) * q[4 * i + b];
-                            isum[r] += ((byte >> 4) - 8) * q[16 + 4 * i + b];
-                        }
-                accumulate(acc, isum, block + 128, x->d[t * groups + g]);
-            }
-            memcpy(y + t * y_stride, acc, sizeof acc);
-        }
-    }
+    QUANTISED_ROWS(unpack_int4, CB_INT4_BLOCK_BYTES)
 }
 
 void cb_matmul_int8_ref(const uint8_t *w, size_t panels, const struct cb_quantized *x,
                         size_t tokens, float *y, size_t y_stride)
 {
-    const size_t groups = x->groups;
-    for (size_t p = 0; p < panels; p++, w += groups * CB_INT8_BLOCK_BYTES, y += ROWS) {
-        for (size_t t = 0; t < tokens; t++) {
-            float acc[ROWS] = {0};
-            for (size_t g = 0; g < groups; g++) {
-                const uint8_t *block = w + g * CB_INT8_BLOCK_BYTES;
-                const int8_t *q = x->q + (t * groups + g) * COLUMNS;
-                int32_t isum[ROWS] = {0};
-                for (size_t i = 0; i < 8; i++)
-                    for (size_t r = 0; r < ROWS; r++)
-                        for (size_t b = 0; b < 4; b++)
-                            isum[r] += (int8_t)block[32 * i + 4 * r + b] * q[4 * i + b];
-                accumulate(acc, isum, block + 256, x->d[t * groups + g]);
-            }
-            memcpy(y + t * y_stride, acc, sizeof acc);
-        }
-    }
+    QUANTISED_ROWS(unpack_int8, CB_INT8_BLOCK_BYTES)
 }
 
 /* One float row product per panel and token; WIDEN turns a stored element into binary32. */
