@@ -27,13 +27,14 @@ import pytest
 from colibri._spec import ERROR_EXIT, ERROR_TEXT, Code, Family, Section
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("COLIBRI_NATIVE_BUILD", REPOSITORY / "build" / "host"))
+BUILD = Path(os.environ.get("COLIBRI_NATIVE_BUILD", REPOSITORY / "build" / "host")).resolve()
 TIMEOUT_SECONDS = 120
 HEADER_BYTES = 4096
 CHUNK_BYTES = 65536
 COMMANDS = ("run", "info", "verify", "selftest", "test")
 PIPE_BYTES = 4096
 IDS = "1,2,3,4,5,6,7,8,9"
+END_ID = "318"  # <|end|> of tiny.toml: behind 256 bytes and 62 merges
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,22 @@ def assert_fails(outcome: Outcome, code: Code, *fragments: str) -> None:
         assert fragment in outcome.err
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny random model, converted from its recipe."""
-    path = tmp_path_factory.mktemp("tiny") / "tiny.colibri"
-    recipe = REPOSITORY / "configs" / "models" / "tiny.toml"
+def colibri(*arguments: str | Path) -> str:
+    """Run the host command; its standard output."""
     done = subprocess.run(
-        [sys.executable, "-m", "colibri", "convert", "--recipe", recipe, "-o", path],
+        [sys.executable, "-m", "colibri", *arguments],
         capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS,
         env=environment({"PYTHONPATH": str(REPOSITORY / "engine")}),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny random model, converted from its recipe."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.colibri"
+    colibri("convert", "--recipe", REPOSITORY / "configs" / "models" / "tiny.toml", "-o", path)
     return path
 
 
@@ -467,6 +473,16 @@ def test_info_prints_the_facts_and_the_plan_in_both_forms(tiny: Path) -> None:
             assert re.search(rf"^  {name} +{re.escape(str(shown))}$", text, re.MULTILINE), name
 
 
+def test_info_and_inspect_print_the_same_plan(tiny: Path) -> None:
+    for options in (
+        ("--threads", "1"),
+        ("--threads", "4", "--context", "100", "--batch", "3", "--kv", "f32"),
+        ("--threads", "64", "--context", "1", "--batch", "512"),
+    ):
+        inspected = json.loads(colibri("inspect", "--json", *options, tiny))
+        assert json.loads(run("info", tiny, "--json", *options).out)["plan"] == inspected["plan"]
+
+
 def test_info_names_every_family(tiny: Path, tmp_path: Path) -> None:
     """The family is informative: any known number is accepted and printed by its name."""
     original = tiny.read_bytes()
@@ -565,6 +581,42 @@ def test_ids_and_logits_are_the_same_however_the_work_is_split(tiny: Path) -> No
         ), option  # fmt: skip
 
 
+def test_golden_results_of_the_numpy_reference_are_met(tiny: Path, tmp_path: Path) -> None:
+    golden = tmp_path / "golden.json"
+    prompts = ("--prompt", "The sea, 120 sea\u00efls", "--chat-prompt", "and the rest?", "--ids", IDS)
+    colibri("golden", tiny, "-o", golden, "-n", "12", *prompts)
+    cases = json.loads(golden.read_text())["cases"]
+    assert len(cases) == 3
+    for case in cases:
+        prompt = ("-p", case["prompt"]) if case["prompt"] else ("--ids", IDS)
+        chat = ("--chat",) if case["chat"] else ()
+        outcome = run("run", tiny, *prompt, *chat, "-n", "12", "--print-ids", "--logits-sha256")
+        assert outcome.exit_code == 0, outcome.err
+        assert outcome.line("prompt-ids") == " ".join(map(str, case["prompt_ids"]))
+        assert outcome.line("ids") == " ".join(map(str, case["ids"]))
+        assert outcome.line("logits-sha256") == case["logits_sha256"]
+        assert outcome.out.decode() == case["text"]
+        ids = ",".join(map(str, case["prompt_ids"]))
+        expected = ("-n", "12", "--expect-sha256", case["logits_sha256"])
+        assert run("selftest", tiny, "--ids", ids, *expected).exit_code == 0
+
+
+def test_an_end_token_stops_the_text_and_counts(tiny: Path) -> None:
+    """Sampling hot until the end token comes: it is the last id, and the same run goes on with --ignore-end."""
+    stopped = 0
+    for seed in range(16):
+        hot = ("--ids", IDS, "-n", "100", "--temp", "20", "--seed", str(seed), "--print-ids", "--threads=1")
+        short, long = run("run", tiny, *hot), run("run", tiny, *hot, "--ignore-end")
+        ids = short.line("ids").split()
+        assert long.line("ids").split()[: len(ids)] == ids
+        assert len(long.line("ids").split()) == 100
+        if len(ids) < 100:
+            stopped += 1
+            assert ids.index(END_ID) == len(ids) - 1
+            assert long.out.startswith(short.out.decode().rstrip("\ufffd").encode())
+    assert stopped > 0
+
+
 def test_another_prompt_gives_another_hash(tiny: Path) -> None:
     hashes = {
         run("run", tiny, "--ids", ids, "-n", "4", "--logits-sha256", "--ignore-end").line("logits-sha256")
@@ -649,6 +701,17 @@ class Generation:
             assert self.process.poll() is None, self.process.communicate()[1].decode()
             time.sleep(0.005)
 
+    def wait_until_blocked(self) -> None:
+        """Until the pipe is full: with one thread the process sleeps nowhere but in write."""
+        self.wait_for_text()
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        asleep = 0
+        while asleep < 5:
+            assert time.monotonic() < deadline, "the process does not block"
+            state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            asleep = asleep + 1 if state == "S" else 0
+            time.sleep(0.02)
+
     def pending(self) -> int:
         """Bytes in the pipe."""
         answer = fcntl.ioctl(self.read_end, termios.FIONREAD, bytes(4))
@@ -678,9 +741,10 @@ def start_generation(model: Path, *options: str) -> Generation:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_generation_and_keeps_the_text(tiny: Path, number: signal.Signals) -> None:
-    generation = start_generation(tiny)
-    generation.wait_for_text()
+    generation = start_generation(tiny, "--threads", "1", "--lock", "off")
+    generation.wait_until_blocked()
     generation.process.send_signal(number)
+    generation.process.wait(TIMEOUT_SECONDS)  # the pipe is full and nobody reads: the write must end too
     outcome = generation.finish()
     assert_fails(outcome, Code.CANCELLED, f"interrupted by signal {int(number)}")
     assert outcome.exit_code == 1

@@ -231,7 +231,11 @@ static int generate(const struct run_values *values, struct ctl_generation *g,
         int text_code;
 
         code = ctl_generate(g, &error);
-        text_code = code == COLIBRI_ERR_IO ? 0 : finish_text(stream, &text_error);
+        if (code == COLIBRI_ERR_IO || code == COLIBRI_ERR_CANCELLED) {
+            text_code = 0; /* nobody reads: another write could wait for ever */
+        } else {
+            text_code = finish_text(stream, &text_error);
+        }
         if (code == 0 && text_code != 0) {
             code = text_code;
             error = text_error;
