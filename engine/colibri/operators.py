@@ -113,6 +113,16 @@ def check_finite(x: AnyArray, what: str) -> None:
         raise NonFiniteError(what)
 
 
+def minimum(a: F32 | np.float32, b: F32 | np.float32) -> F32:
+    """a < b ? a : b, which decides the sign of a zero; np.minimum does not."""
+    return np.where(a < b, a, b)
+
+
+def maximum(a: F32 | np.float32, b: F32 | np.float32) -> F32:
+    """a > b ? a : b."""
+    return np.where(a > b, a, b)
+
+
 # ---- reductions ---------------------------------------------------------------------------
 
 
@@ -314,8 +324,8 @@ def activate(activation: int, clamp: float, alpha: float, gate: F32, up: F32 | N
         if up is None:
             raise UnsupportedError("activation swiglu_clamped needs a gated FFN (gated = 1)")
         limit = np.float32(clamp)
-        g: F32 = np.minimum(gate, limit)
-        u: F32 = np.maximum(-limit, np.minimum(up, limit))
+        g = minimum(gate, limit)
+        u = maximum(-limit, minimum(up, limit))
         slope = np.float32(alpha)
         clamped: F32 = (g * sigmoid(slope * g)) * (u + _ONE)
         return clamped

@@ -177,7 +177,7 @@ def _activation(shape: _Shape, t: int, b: int, s: int, n: int) -> int:
     """Row `activation`: context t, batch b, sessions s, threads n."""
     buf = buffer_bytes
     h, f, r, x = shape.hidden, shape.intermediate, shape.top_k, shape.experts
-    d, m = max(h, shape.o), max(h, f)
+    d = max(h, shape.o)
     session = (
         buf(4 * shape.vocabulary)  # logits
         + buf(8 * shape.vocabulary)  # sampler: weight and id
@@ -196,9 +196,9 @@ def _activation(shape: _Shape, t: int, b: int, s: int, n: int) -> int:
         + 4 * buf(4 * b * r)  # ids, weights, slot of a choice, token of a slot
         + buf(4 * (x + 1))  # first slot of an expert
         + 2 * buf(4 * b * r * f)  # gate, up
-        + buf(b * r * m)  # quantised slots
-        + 2 * buf(4 * b * r * (m // GROUP_COLUMNS))
-        + buf(4 * b * r * h)  # expert outputs
+        + buf(b * r * f)  # quantised hidden
+        + 2 * buf(4 * b * r * (f // GROUP_COLUMNS))
+        + buf(4 * b * r * h)  # grouped inputs, then expert outputs
         + buf(4 * b * h)  # accumulator
     )
     return s * session + scratch

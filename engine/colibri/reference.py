@@ -474,7 +474,7 @@ class ReferenceSession:
         y = product(weights.matrix(role, index), x, weights.bias(role, index))
         if clip != 0.0:
             limit = np.float32(clip)
-            y = np.minimum(np.maximum(y, -limit), limit)
+            y = ops.minimum(ops.maximum(y, -limit), limit)
         return y
 
     def _heads(self, y: F32, role: Role, index: int, block: AttentionBlock, heads: int) -> F32:
