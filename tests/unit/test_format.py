@@ -231,6 +231,13 @@ def tensor_gap(f: Forge) -> None:
     f.data[last.offset + last.size - 1] = 1
 
 
+def tensor_gap_before(role: Role) -> Callable[[Forge], None]:
+    def change(f: Forge) -> None:
+        f.u64(f.tensor(role).at + 24, f.tensor(role).offset + 64)
+
+    return change
+
+
 def break_section(kind: int) -> Callable[[Forge], None]:
     def change(f: Forge) -> None:
         f.data[f.section(kind)[0]] ^= 1
@@ -262,6 +269,7 @@ CASES = [
     Case("section reserved field", entry(TRUNK, 24, "<Q", 1), S),
     Case("section hash that must be zero", entry(TRUNK, 32, "<Q", 1), S, False),
     Case("section too early", entry(TRUNK, 8, "<Q", 8192), S, False),
+    Case("sections with a gap", lambda f: f.u64(f.section_entry(EXPERTS) + 8, f.section(EXPERTS)[0] + 4096), S, False),
     Case("section off its alignment", entry(EXPERTS, 8, "<Q", 4097), S, False),
     Case("section that leaves the file", entry(EXPERTS, 16, "<Q", 1 << 40), S, False),
     Case("section whose end wraps", entry(EXPERTS, 16, "<Q", (1 << 62) - 4096), S, False),
@@ -322,6 +330,7 @@ CASES = [
     Case("extent expert", extent(6, 8, "<I", 0), E),
     Case("extent reserved field", extent(1, 12, "<I", 1), E),
     Case("extents that overlap", extent(2, 16, "<Q", 65536), E, False),
+    Case("extents with a gap", lambda f: f.u64(f.extents()[2].at + 16, f.extents()[2].offset + 4096), E, False),
     Case("extent size no multiple", extent(1, 24, "<Q", 4097), E, False),
     Case("extent that leaves its section", extent(1, 24, "<Q", 1 << 40), E, False),
     Case("extent whose end wraps", extent(1, 24, "<Q", (1 << 64) - 4096), E, False),
@@ -337,6 +346,7 @@ CASES = [
     Case("rows", tensor(Role.HEAD, 16, "<I", 330), Code.TENSOR),
     Case("columns", tensor(Role.HEAD, 20, "<I", 96), Code.TENSOR),
     Case("tensors that overlap", tensor(Role.HEAD, 24, "<Q", 0), Code.TENSOR),
+    Case("tensors with a gap", tensor_gap_before(Role.HEAD), Code.TENSOR),
     Case("tensor offset wraps", tensor(Role.HEAD, 24, "<Q", (1 << 64) - 64), Code.TENSOR),
     Case("tensor size", tensor(Role.HEAD, 32, "<Q", 64), Code.TENSOR),
     Case("scope", tensor(Role.HEAD, 40, "<I", 2), Code.MISSING_TENSOR),
