@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import tokenizers
 from colibri._families import FAMILIES
 from colibri._spec import (
     Activation,
@@ -364,6 +366,48 @@ def test_a_checkpoint_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> Non
     error = refusal(checkpoint(tmp_path / "hf"), tokenizer=True)
     assert error.code == Code.TOKENIZER
     assert "--no-tokenizer" in error.message
+
+
+def test_the_tokenizer_of_the_checkpoint_travels_with_it(tmp_path: Path) -> None:
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, show_progress=False)
+    trained.train_from_iterator(["the cat sat on the mat, and that is that"] * 9, trainer)
+    weights = mixtral_weights()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = np.ones((300, 48), np.float32)
+    source = checkpoint(tmp_path / "hf", weights, vocab_size=300)
+    trained.save(str(source / "tokenizer.json"))
+    output = tmp_path / "m.colibri"
+    convert(source, output, quiet=True)
+    section = open_model(output).tokenizer_bytes()
+    assert section is not None
+    found = TokenizerSpec.from_section(section, 300)
+    text = "that cat is on\n the  mat \u00e9"
+    assert found.encode(text) == trained.encode(text).ids
+    weights["model.embed_tokens.weight"] = weights["lm_head.weight"] = np.ones((257, 48), np.float32)
+    small = checkpoint(tmp_path / "small", weights, vocab_size=257)
+    trained.save(str(small / "tokenizer.json"))
+    (tmp_path / "m.colibri").unlink()
+    error = refusal(small, tokenizer=True)
+    assert error.message == f"the tokenizer has {trained.get_vocab_size()} tokens, the model's vocabulary 257"
+
+
+def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    peaks = []
+    for layers in (1, 4):
+        path = recipe(tmp_path, "layers = 3", f"layers = {layers}")
+        text = path.read_text().replace("hidden = 80", "hidden = 512")
+        path.write_text(text.replace("intermediate = 104", "intermediate = 1024"))
+        job = load_recipe(path)
+        tracemalloc.start()
+        run_job(job, tmp_path / "m.colibri", threads=1, quiet=True)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.1 * peaks[0]
+    assert peaks[1] < 4 * 5 * 3 * 512 * 1024 * 4 / 3  # a third of the f32 weights
 
 
 # ---- GGUF ---------------------------------------------------------------------------------------
