@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in /usr/bin/python3 python3.14 python3.13 python3.12 pyt
 VENV := build/venv/bin
 SUPPORT := tests/support
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
-export PYTHONDONTWRITEBYTECODE := 1
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
 # A compiler on the command line means: build the engine with it.
 ifneq ($(filter command\ line,$(foreach v,CC CROSS_COMPILE,$(if $(findstring command,$(origin $(v))),command\ line))),)

@@ -23,6 +23,7 @@ PYTHON = sys.executable
 SUPPORT = REPOSITORY / "tests" / "support"
 CONFIG = REPOSITORY / "engine" / "pyproject.toml"
 
+EMULATED = "aarch64_programs or on_aarch64"  # names of the tests that need qemu-aarch64
 # Names under which the tests find what was built.
 ENVIRONMENT = {
     "COLIBRI_NATIVE_BUILD": str(HOST),
@@ -30,7 +31,7 @@ ENVIRONMENT = {
     "COLIBRI_AARCH64_BIN": str(AARCH64),
     "COLIBRI_MODELS": str(MODELS),
     "PYTHONPATH": str(REPOSITORY / "engine"),
-    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONPYCACHEPREFIX": str(BUILD / "pycache"),
 }
 
 
@@ -82,7 +83,8 @@ def mypy(name: str, *targets: str, path: str = "") -> Step:
         name,
         [PYTHON, "-m", "mypy", "--config-file", str(CONFIG), "--cache-dir", str(BUILD / "mypy"), *targets],
     )
-    step.environment["MYPYPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY / "engine"), path)))
+    folders = ["engine", *filter(None, path.split(":"))]
+    step.environment["MYPYPATH"] = os.pathsep.join(str(REPOSITORY / folder) for folder in folders)
     return step
 
 
@@ -100,12 +102,26 @@ def setup() -> list[Step]:
 def lint() -> list[Step]:
     """Checks that read the sources."""
     ruff = [PYTHON, "-m", "ruff", "check", "--no-cache", "--config", str(CONFIG)]
+    typed = {
+        "configs/kernel": "",
+        "tests/boot": "configs/kernel",
+        "tests/firmware": "configs/kernel:tests/smoke",
+        "tests/parity": "tests:tests/unit",
+        "tests/smoke": "",
+        "tests/support": "",
+        "tests/unit": "tests",
+    }
     return [
         Step("ruff", [*ruff, "engine", "configs", "tests"]),
         mypy("mypy-package", "-p", "colibri"),
-        mypy("mypy-support", "tests/support"),
-        Step("generated-format", [PYTHON, "engine/spec/generate.py", "--check"]),
+        *(mypy(f"mypy-{folder.replace('/', '-')}", folder, path=path) for folder, path in typed.items()),
+        *check_gen(),
     ]
+
+
+def check_gen() -> list[Step]:
+    """Generated files are what their sources say."""
+    return [Step("generated-format", [PYTHON, "engine/spec/generate.py", "--check"])]
 
 
 SANITIZERS = (
@@ -126,6 +142,17 @@ def sanitizers() -> list[Step]:
     return steps
 
 
+def fuzz(mutations: int = 20000) -> list[Step]:
+    """Seeded mutations of small models and tokenizers, under AddressSanitizer."""
+    models = sorted(str(path) for path in MODELS.glob("tiny*.colibri"))
+    return [Step("fuzz-model", [str(BUILD / "asan" / "fuzz_model"), "--mutations", str(mutations), *models])]
+
+
+def reproducible() -> list[Step]:
+    """Two builds in different folders."""
+    return [pytest("equal-bytes", "tests/unit/test_build.py", "-k", "equal_bytes")]
+
+
 def clang() -> list[Step]:
     """The engine and its C tests, compiled by clang."""
     return [
@@ -142,7 +169,8 @@ def host() -> list[Step]:
         meson_tests("c-tests-gcc", HOST),
         *clang(),
         *sanitizers(),
-        pytest("unit", "tests/unit"),
+        *fuzz(500),
+        pytest("unit", "tests/unit", "tests/firmware", "-k", f"not ({EMULATED})"),
     ]
 
 
@@ -152,12 +180,13 @@ def parity() -> list[Step]:
 
 
 def qemu_user() -> list[Step]:
-    """The C tests as AArch64 and 32-bit ARM programs."""
+    """AArch64 and 32-bit ARM programs under user-mode emulation."""
     return [
         engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static"),
         meson_tests("c-tests-aarch64", AARCH64),
         engine("arm-linux-gnueabihf", "--cross-compile=arm-linux-gnueabihf-", "--ldflags=-static"),
         meson_tests("c-tests-arm", ARM),
+        pytest("one-bit-aarch64", "tests/unit/test_onebit.py", "-k", EMULATED),
     ]
 
 
@@ -176,4 +205,13 @@ SUITES: dict[str, tuple[float, Callable[[], list[Step]]]] = {
     "parity": (4, parity),
     "qemu-user": (3, qemu_user),
     "boot": (6, boot),
+}
+# Parts of suites that make can run alone.
+PARTS: dict[str, Callable[[], list[Step]]] = {
+    "lint": lint,
+    "check-gen": check_gen,
+    "sanitizers": sanitizers,
+    "clang": clang,
+    "reproducible": reproducible,
+    "fuzz": lambda: [*sanitizers()[:1], *fuzz()],
 }
