@@ -212,7 +212,7 @@ def test_smollm2_gives_the_ids_of_the_library(metadata: dict[str, Any], tmp_path
 
 def test_the_chat_form_of_smollm2_is_what_its_template_gives(metadata: dict[str, Any], tmp_path: Path) -> None:
     template = metadata["tokenizer.chat_template"]
-    peer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    peer = PreTrainedTokenizerFast(
         tokenizer_object=smollm2_peer(metadata),
         chat_template=template,
         bos_token="<|im_start|>",

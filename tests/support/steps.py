@@ -121,7 +121,12 @@ def lint() -> list[Step]:
 
 def check_gen() -> list[Step]:
     """Generated files are what their sources say."""
-    return [Step("generated-format", [PYTHON, "engine/spec/generate.py", "--check"])]
+    generators = {
+        "format": "engine/spec/generate.py",
+        "unicode": "engine/spec/generate_unicode.py",
+        "golden": "engine/native/tests/make_golden.py",
+    }
+    return [Step(f"generated-{name}", [PYTHON, path, "--check"]) for name, path in generators.items()]
 
 
 SANITIZERS = (
