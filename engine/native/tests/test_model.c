@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: MIT */
+/* Options, plan, budget, errors of calls, cancelling, and one call at a time. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#include "check.h"
+#include "kernels.h"
+#include "variants.h"
+
+static struct build_file file;
+
+static int open_with(const colibri_model_options *options, colibri_model **model, colibri_error *error)
+{
+    return build_open(&file, file.size, options, model, error);
+}
+
+static void quiet(colibri_model_options *options)
+{
+    colibri_model_options_default(options);
+    options->threads = 1;
+    options->lock = COLIBRI_LOCK_OFF;
+}
+
+static void refuse(const colibri_model_options *options, int wanted, const char *word)
+{
+    colibri_model *model;
+    colibri_error error;
+
+    CHECK_EQUAL(open_with(options, &model, &error), wanted);
+    CHECK(model == NULL);
+    if (strstr(error.message, word) == NULL)
+        printf("\"%s\" does not name %s\n", error.message, word);
+    CHECK(strstr(error.message, word) != NULL);
+}
+
+static void test_options_out_of_range_are_named(void)
+{
+    colibri_model_options o;
+
+    quiet(&o);
+    o.struct_size--;
+    refuse(&o, COLIBRI_ERR_STRUCT_SIZE, "struct_size");
+    quiet(&o);
+    o.threads = 65;
+    refuse(&o, COLIBRI_ERR_ARGUMENT, "threads is 65");
+    quiet(&o);
+    o.batch_tokens = 513;
+    refuse(&o, COLIBRI_ERR_ARGUMENT, "batch_tokens is 513");
+    quiet(&o);
+    o.context_tokens = 65; /* the model has 64 */
+    refuse(&o, COLIBRI_ERR_ARGUMENT, "at most 64");
+    quiet(&o);
+    o.max_sessions = 65;
+    refuse(&o, COLIBRI_ERR_ARGUMENT, "max_sessions is 65");
+    quiet(&o);
+    o.kv = 3;
+    refuse(&o, COLIBRI_ERR_ARGUMENT, "kv is 3");
+    quiet(&o);
+    o.verify = 9;
+    refuse(&o, COLIBRI_ERR_ARGUMENT, "verify is 9");
+    quiet(&o);
+    o.lock = 3;
+    refuse(&o, COLIBRI_ERR_ARGUMENT, "lock is 3");
+    quiet(&o);
+    o.reserved = 1;
+    refuse(&o, COLIBRI_ERR_ARGUMENT, "reserved");
+    quiet(&o);
+    o.isa = "mmx";
+    refuse(&o, COLIBRI_ERR_ISA, "mmx");
+}
+
+static void test_the_budget_is_a_floor(void)
+{
+    colibri_model_options o;
+    colibri_model *model;
+    colibri_plan plan = {.struct_size = sizeof plan};
+    char number[32];
+
+    quiet(&o);
+    CHECK_EQUAL(open_with(&o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_model_plan(model, &plan), 0);
+    colibri_model_close(model);
+    CHECK_EQUAL(plan.context_tokens, 64);
+    CHECK_EQUAL(plan.batch_tokens, 32);
+    CHECK_EQUAL(plan.mapped_bytes, file.size);
+    CHECK_EQUAL(plan.total_bytes,
+                plan.mapped_bytes + plan.arena_bytes + plan.stack_bytes + plan.process_bytes);
+    o.budget_bytes = plan.total_bytes;
+    CHECK_EQUAL(open_with(&o, &model, NULL), 0);
+    colibri_model_close(model);
+    o.budget_bytes--;
+    (void)snprintf(number, sizeof number, "%llu", (unsigned long long)plan.total_bytes);
+    refuse(&o, COLIBRI_ERR_BUDGET, number);
+}
+
+static void test_the_plan_grows_with_what_it_is_asked_for(void)
+{
+    colibri_model_options o;
+    colibri_model *model;
+    colibri_plan small = {.struct_size = sizeof small}, large = {.struct_size = sizeof large};
+
+    quiet(&o);
+    o.context_tokens = 16;
+    o.batch_tokens = 1;
+    CHECK_EQUAL(open_with(&o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_model_plan(model, &small), 0);
+    colibri_model_close(model);
+    o.context_tokens = 32;
+    o.batch_tokens = 8;
+    o.max_sessions = 3;
+    o.threads = 3;
+    o.kv = COLIBRI_KV_F32;
+    CHECK_EQUAL(open_with(&o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_model_plan(model, &large), 0);
+    colibri_model_close(model);
+    /* 2 layers of 2 KV heads of 10 channels, keys and values; each buffer 64-aligned plus 128 */
+    CHECK_EQUAL(small.kv_bytes, 2 * 2 * (2 * 16 * 10 * 2 + 128));
+    CHECK_EQUAL(large.kv_bytes, 3 * 2 * 2 * (2 * 32 * 10 * 4 + 128));
+    CHECK_EQUAL(large.stack_bytes, 2 * 262144);
+    CHECK(large.activation_bytes > small.activation_bytes);
+    large.struct_size = 1;
+    CHECK_EQUAL(open_with(&o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_model_plan(model, &large), COLIBRI_ERR_STRUCT_SIZE);
+    colibri_model_close(model);
+}
+
+static void test_bad_calls_are_refused_and_change_nothing(void)
+{
+    colibri_model_options o;
+    colibri_model *model;
+    colibri_session *s;
+    colibri_error error;
+    int32_t ids[64], id;
+    size_t count = 64, length;
+    float before[61];
+    int i;
+
+    quiet(&o);
+    CHECK_EQUAL(open_with(&o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_session_create(model, &s, NULL), 0);
+    CHECK_EQUAL(colibri_session_sample(s, &id, &error), COLIBRI_ERR_ARGUMENT);
+    for (i = 0; i < 64; i++)
+        ids[i] = i % 61;
+    CHECK_EQUAL(colibri_session_append(s, ids, 60, NULL), 0);
+    memcpy(before, colibri_session_logits(s), sizeof before);
+    CHECK_EQUAL(colibri_session_append(s, ids, 5, &error), COLIBRI_ERR_CONTEXT_FULL);
+    CHECK(strstr(error.message, "64") != NULL);
+    CHECK_EQUAL(colibri_session_append(s, ids, SIZE_MAX, &error), COLIBRI_ERR_CONTEXT_FULL);
+    CHECK_EQUAL(colibri_session_append(s, ids, 0, &error), COLIBRI_ERR_ARGUMENT);
+    CHECK_EQUAL(colibri_session_append(s, NULL, 1, &error), COLIBRI_ERR_ARGUMENT);
+    ids[1] = 61;
+    CHECK_EQUAL(colibri_session_append(s, ids, 2, &error), COLIBRI_ERR_TOKEN_RANGE);
+    CHECK(strstr(error.message, "61") != NULL);
+    ids[1] = -1;
+    CHECK_EQUAL(colibri_session_append(s, ids, 2, &error), COLIBRI_ERR_TOKEN_RANGE);
+    CHECK_EQUAL(colibri_session_position(s), 60);
+    CHECK(memcmp(before, colibri_session_logits(s), sizeof before) == 0);
+    CHECK_EQUAL(colibri_session_append(s, ids, 1, NULL), 0);
+    CHECK_EQUAL(colibri_tokenize(model, "a", 1, COLIBRI_TEXT_PLAIN, ids, &count, &error),
+                COLIBRI_ERR_NO_TOKENIZER);
+    CHECK(colibri_token_bytes(model, 1, &length) == NULL);
+    CHECK_EQUAL(colibri_token_is_end(model, 1), 0);
+    colibri_model_close(model);
+}
+
+/* Ids at an odd address are read like any others. */
+static void test_ids_of_any_alignment_are_taken(void)
+{
+    colibri_model_options o;
+    colibri_model *model;
+    colibri_session *s;
+    char bytes[4 * 6 + 1];
+    int32_t ids[6] = {3, 1, 4, 1, 5, 9};
+    float aligned[61];
+
+    quiet(&o);
+    CHECK_EQUAL(open_with(&o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_session_create(model, &s, NULL), 0);
+    CHECK_EQUAL(colibri_session_append(s, ids, 6, NULL), 0);
+    memcpy(aligned, colibri_session_logits(s), sizeof aligned);
+    colibri_session_reset(s);
+    memcpy(bytes + 1, ids, sizeof ids);
+    CHECK_EQUAL(colibri_session_append(s, (const int32_t *)(const void *)(bytes + 1), 6, NULL), 0);
+    CHECK(memcmp(aligned, colibri_session_logits(s), sizeof aligned) == 0);
+    colibri_model_close(model);
+}
+
+static void test_sampling_depends_on_seed_and_count_alone(void)
+{
+    colibri_model_options o;
+    colibri_model *model;
+    colibri_session *s;
+    colibri_sampler sampler;
+    int32_t first[8], id, ids[] = {1, 2, 3};
+    int i, same = 0;
+
+    quiet(&o);
+    CHECK_EQUAL(open_with(&o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_session_create(model, &s, NULL), 0);
+    colibri_sampler_default(&sampler);
+    sampler.temperature = 2.0f;
+    sampler.seed = 5;
+    CHECK_EQUAL(colibri_session_set_sampler(s, &sampler, NULL), 0);
+    CHECK_EQUAL(colibri_session_append(s, ids, 3, NULL), 0);
+    for (i = 0; i < 8; i++)
+        CHECK_EQUAL(colibri_session_sample(s, &first[i], NULL), 0);
+    for (i = 1; i < 8; i++)
+        same += first[i] == first[0];
+    CHECK(same < 7);
+    colibri_session_reset(s); /* the count begins anew, the sampler stays */
+    CHECK_EQUAL(colibri_session_append(s, ids, 3, NULL), 0);
+    for (i = 0; i < 8; i++) {
+        CHECK_EQUAL(colibri_session_sample(s, &id, NULL), 0);
+        CHECK_EQUAL(id, first[i]);
+    }
+    sampler.top_p = 2.0f;
+    CHECK_EQUAL(colibri_session_set_sampler(s, &sampler, NULL), COLIBRI_ERR_ARGUMENT);
+    colibri_model_close(model);
+}
+
+/* ---- a call that is running ------------------------------------------------------------------ */
+
+struct other {
+    colibri_session *session;
+    atomic_int go, done;
+    int cancelled, busy;
+};
+
+static void pause_a_little(void)
+{
+    struct timespec t = {0, 200000};
+
+    (void)nanosleep(&t, NULL);
+}
+
+/* Another thread: calls into the same model, then cancels what runs there. */
+static void *interfere(void *argument)
+{
+    struct other *o = argument;
+    int32_t id = 1;
+
+    while (!atomic_load(&o->go))
+        pause_a_little();
+    while (!atomic_load(&o->done)) {
+        int code = colibri_session_append(o->session, &id, 0, NULL);
+
+        o->busy += code == COLIBRI_ERR_BUSY;
+        colibri_session_cancel(o->session);
+    }
+    return NULL;
+}
+
+static void test_a_running_call_makes_others_busy_and_can_be_cancelled(void)
+{
+    colibri_model_options options;
+    colibri_model *model;
+    struct other o;
+    pthread_t thread;
+    int32_t ids[60];
+    int i, code;
+
+    memset(&o, 0, sizeof o);
+    quiet(&options);
+    options.batch_tokens = 1; /* many chances to see the flag */
+    options.threads = 2;
+    CHECK_EQUAL(open_with(&options, &model, NULL), 0);
+    CHECK_EQUAL(colibri_session_create(model, &o.session, NULL), 0);
+    for (i = 0; i < 60; i++)
+        ids[i] = i;
+    CHECK_EQUAL(pthread_create(&thread, NULL, interfere, &o), 0);
+    atomic_store(&o.go, 1);
+    for (i = 0; i < 2000 && (o.cancelled == 0 || i < 20); i++) {
+        code = colibri_session_append(o.session, ids, 60, NULL);
+        CHECK(code == 0 || code == COLIBRI_ERR_CANCELLED || code == COLIBRI_ERR_BUSY);
+        if (code == COLIBRI_ERR_CANCELLED) {
+            o.cancelled++;
+            CHECK_EQUAL(colibri_session_position(o.session), 0);
+        }
+        colibri_session_reset(o.session);
+    }
+    atomic_store(&o.done, 1);
+    (void)pthread_join(thread, NULL);
+    CHECK(o.cancelled > 0);
+    printf("     %d cancelled, %d busy\n", o.cancelled, o.busy);
+    CHECK_EQUAL(colibri_session_append(o.session, ids, 60, NULL), 0);
+    colibri_model_close(model);
+}
+
+static void test_the_report_says_what_was_locked(void)
+{
+    colibri_model_options o;
+    colibri_model *model;
+    colibri_error error;
+    colibri_report report = {.struct_size = sizeof report};
+    colibri_plan plan = {.struct_size = sizeof plan};
+    int code;
+
+    quiet(&o);
+    CHECK_EQUAL(open_with(&o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_model_report(model, &report), 0);
+    CHECK_EQUAL(colibri_model_plan(model, &plan), 0);
+    CHECK_EQUAL(report.locked_bytes, 0);
+    CHECK_EQUAL(report.unlocked_bytes, plan.arena_bytes + file.size);
+    CHECK_EQUAL(report.verified_extents, 0);
+    CHECK_EQUAL(report.extents, file.extent_count);
+    colibri_model_close(model);
+    o.lock = COLIBRI_LOCK_TRY;
+    o.verify = COLIBRI_VERIFY_OPEN;
+    CHECK_EQUAL(open_with(&o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_model_report(model, &report), 0);
+    CHECK_EQUAL(report.locked_bytes + report.unlocked_bytes, plan.arena_bytes + file.size);
+    CHECK_EQUAL(report.verified_extents, file.extent_count);
+    CHECK((report.unlocked_bytes > 0) == (report.lock_message[0] != '\0'));
+    colibri_model_close(model);
+    o.lock = COLIBRI_LOCK_REQUIRE;
+    code = open_with(&o, &model, &error);
+    CHECK_EQUAL(code, report.unlocked_bytes > 0 ? COLIBRI_ERR_LOCK : 0);
+    colibri_model_close(model);
+}
+
+/* The caller's rounding mode neither changes results nor is changed. */
+static void test_the_floating_point_state_of_the_caller_stays(void)
+{
+    colibri_model_options o;
+    colibri_model *model;
+    colibri_session *s;
+    int32_t ids[] = {1, 2, 3};
+    float before[61];
+    uint64_t saved = cb_fpu_enter(), strange = 0;
+
+    quiet(&o);
+    CHECK_EQUAL(open_with(&o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_session_create(model, &s, NULL), 0);
+    CHECK_EQUAL(colibri_session_append(s, ids, 3, NULL), 0);
+    memcpy(before, colibri_session_logits(s), sizeof before);
+#if defined(__x86_64__)
+    strange = 0x1f80u | 0x6000u | 0x8040u; /* toward zero, flushing */
+#elif defined(__aarch64__)
+    strange = 3u << 22 | 1u << 24;
+#endif
+    if (strange != 0) {
+        cb_fpu_leave(strange);
+        colibri_session_reset(s);
+        CHECK_EQUAL(colibri_session_append(s, ids, 3, NULL), 0);
+        CHECK(memcmp(before, colibri_session_logits(s), sizeof before) == 0);
+        CHECK((cb_fpu_enter() & strange) == strange);
+    }
+    cb_fpu_leave(saved);
+    colibri_model_close(model);
+}
+
+int main(void)
+{
+    build_variant(&file, &variants[1]);
+    RUN(test_bad_calls_are_refused_and_change_nothing);
+    RUN(test_options_out_of_range_are_named);
+    RUN(test_the_budget_is_a_floor);
+    RUN(test_the_plan_grows_with_what_it_is_asked_for);
+    RUN(test_ids_of_any_alignment_are_taken);
+    RUN(test_sampling_depends_on_seed_and_count_alone);
+    RUN(test_a_running_call_makes_others_busy_and_can_be_cancelled);
+    RUN(test_the_report_says_what_was_locked);
+    RUN(test_the_floating_point_state_of_the_caller_stays);
+    free(file.bytes);
+    return RESULT();
+}
