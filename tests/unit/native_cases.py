@@ -20,6 +20,16 @@ def program(name: str) -> Path:
     return found[0]
 
 
+def assert_passes(name: str, *arguments: str | Path) -> None:
+    """A C program passes; without arguments a test runs the cases that are written in it."""
+    environment = {**os.environ, "COLIBRI_GOLDEN": str(REPOSITORY / "engine" / "native" / "tests" / "golden")}
+    done = subprocess.run(
+        [program(name), *arguments], env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=TIMEOUT_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
 def outcome(name: str, cases: Iterable[str], path: Path) -> tuple[int, str]:
     """Write the cases to a file, run the test on it: exit code and everything it printed."""
     path.write_text("\n".join(cases) + "\n", encoding="ascii")

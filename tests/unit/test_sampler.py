@@ -12,7 +12,7 @@ from colibri._spec import Code
 from colibri.errors import ColibriError
 from colibri.operators import F32
 from colibri.sampler import Sampler, random
-from native_cases import REPOSITORY, assert_agrees, outcome
+from native_cases import REPOSITORY, assert_agrees, assert_passes, outcome
 
 GOLDEN = REPOSITORY / "engine" / "native" / "tests" / "golden"
 
@@ -94,6 +94,10 @@ def test_a_setting_out_of_its_range_is_refused(name: str, value: float) -> None:
     with pytest.raises(ColibriError, match=f"sampler: {name} is") as caught:
         Sampler(**{name: value})  # type: ignore[arg-type]
     assert caught.value.code == Code.ARGUMENT
+
+
+def test_the_c_tests_of_the_sampler_pass() -> None:
+    assert_passes("test_sampler")
 
 
 def test_the_c_sampler_chooses_what_the_numpy_one_chooses(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from colibri._spec import NONE_INDEX, Code, Pretokenizer, TokenizerFlag
 from colibri._unicode import CLASS_RANGES, UNICODE_VERSION
 from colibri.errors import ColibriError
 from colibri.tokenizer import HEADER, TokenizerSpec
-from native_cases import REPOSITORY, assert_agrees, outcome
+from native_cases import REPOSITORY, assert_agrees, assert_passes, outcome
 
 BUILT = [p for p in Pretokenizer if p != Pretokenizer.O200K]
 CORPUS = (
@@ -128,6 +128,22 @@ def write_section(spec: TokenizerSpec, path: Path) -> str:
 
 
 # ---- the C tokenizer against the Python one ---------------------------------------------------------
+
+
+def test_the_c_tests_of_the_tokenizer_pass() -> None:
+    assert_passes("test_tokenizer")
+
+
+def test_mutated_sections_and_texts_keep_the_promises_of_the_fuzz_target(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    seeds = []
+    for pretokenizer in BUILT:
+        spec = train(pretokenizer, 40, int(TokenizerFlag.IGNORE_MERGES) * (pretokenizer % 2))
+        spec.class_ranges = spec.class_ranges[:50]
+        text = texts(rng, 1)[-1] + letters(rng, 100).encode()
+        seeds.append(tmp_path / pretokenizer.name)
+        seeds[-1].write_bytes(len(text).to_bytes(2, "little") + text + spec.to_section())
+    assert_passes("fuzz_tokenizer", "--mutations", "1500", "--seed", "11", *seeds)
 
 
 @pytest.mark.parametrize("pretokenizer", BUILT)
