@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+# Group products are small: with more threads, numpy's BLAS spends its time waiting for them.
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ.get("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 
 from colibri import _spec as spec

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from colibri._spec import Code
 from colibri.engine import Engine, Session, isas_available, split_prompt
 from colibri.errors import ColibriError
 from colibri.reference import ReferenceModel, golden_path
+from colibri.sampler import Sampler
 from synthetic import REFERENCE_ONLY, SHAPES, write_model
 
 TOKENS = 12
@@ -155,6 +155,17 @@ def test_the_comparison_sees_a_single_changed_logit(models: Any) -> None:
     assert hashlib.sha256(logits.tobytes()).digest() != hashlib.sha256(changed.tobytes()).digest()
 
 
+@pytest.mark.usefixtures("native_library")
+def test_sampled_tokens_are_those_of_the_reference(models: Any) -> None:
+    sampler = Sampler(temperature=0.8, top_k=40, top_p=0.95, min_p=0.01, seed=77)
+    expected = ReferenceModel(models("mixtral")).session().generate(PROMPT, 30, sampler.choose)
+    assert len(set(expected.ids)) > 10
+    with Engine(models("mixtral"), lock="off") as engine, engine.session() as session:
+        session.set_sampler(temperature=0.8, top_k=40, top_p=0.95, min_p=0.01, seed=77)
+        session.append(PROMPT)
+        assert list(session.generate(30, stop_at_end=False)) == expected.ids
+
+
 # ---- AArch64 --------------------------------------------------------------------------------
 
 
@@ -205,7 +216,7 @@ def test_aarch64_programs_give_the_bits_of_the_reference(
         ran.setdefault(f"qemu-aarch64 {cpu}", set()).add(isa)
 
 
-# ---- the demo model -------------------------------------------------------------------------
+# ---- converted models and their golden results ------------------------------------------------
 
 
 def golden_cases(model: Path) -> Iterator[dict[str, Any]]:
@@ -221,28 +232,54 @@ def golden_answer(case: dict[str, Any]) -> Answer:
     return Answer(tuple(case["ids"]), case["logits_sha256"])
 
 
-@pytest.mark.demo
-@pytest.mark.usefixtures("native_library")
-@pytest.mark.parametrize("isa", isas())
-def test_the_demo_model_gives_its_golden_results(demo_model: Path, isa: str) -> None:
-    for case in golden_cases(demo_model):
-        with Engine(demo_model, isa=isa, kv=case["kv"], lock="off") as engine, engine.session() as session:
+def check_golden(model: Path, isa: str) -> None:
+    """Prompt ids, generated ids, text and logits of every case."""
+    for case in golden_cases(model):
+        with Engine(model, isa=isa, kv=case["kv"], lock="off") as engine, engine.session() as session:
             ids = engine.tokenize(case["prompt"], chat=case["chat"]) if case["prompt"] else case["prompt_ids"]
             assert ids == case["prompt_ids"]
             session.append(ids)
             digest = hashlib.sha256()
             generated = tuple(session.generate(case["n"], on_logits=digest.update))
             assert Answer(generated, digest.hexdigest()) == golden_answer(case), case["name"]
+            shown = [token for token in generated if not (engine.is_end(token) or engine.is_special(token))]
+            assert engine.detokenize(shown) == case["text"]
+
+
+def check_golden_aarch64(model: Path, case: dict[str, Any], program: Path, cpu: str, isa: str) -> None:
+    """One case, tokenized and run by the AArch64 program."""
+    prompt = ["-p", case["prompt"]] if case["prompt"] else ["--ids", ",".join(map(str, case["prompt_ids"]))]
+    chat = ["--chat"] if case["chat"] else []
+    fields = aarch64_run(
+        program, cpu, model, *prompt, *chat, "-n", str(case["n"]), "--isa", isa, "--kv", case["kv"], "--threads", "2"
+    )
+    assert fields["prompt-ids"] == " ".join(map(str, case["prompt_ids"]))
+    assert as_answer(fields) == golden_answer(case), case["name"]
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("isa", isas())
+def test_the_tiny_models_give_their_golden_results(tiny_models: list[Path], isa: str) -> None:
+    for model in tiny_models:
+        check_golden(model, isa)
+
+
+@pytest.mark.usefixtures("native_library")
+def test_the_tiny_models_give_their_golden_results_on_aarch64(tiny_models: list[Path], aarch64: Path) -> None:
+    for model in tiny_models:
+        for case in golden_cases(model):
+            check_golden_aarch64(model, case, aarch64, "cortex-a72", "neon")
+
+
+@pytest.mark.demo
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("isa", isas())
+def test_the_demo_model_gives_its_golden_results(demo_model: Path, isa: str) -> None:
+    check_golden(demo_model, isa)
 
 
 @pytest.mark.demo
 @pytest.mark.usefixtures("native_library")
 def test_the_demo_model_gives_its_golden_results_on_aarch64(demo_model: Path, aarch64: Path) -> None:
-    case = min(golden_cases(demo_model), key=lambda c: len(c["prompt_ids"]) + c["n"])
-    ids = ",".join(map(str, case["prompt_ids"]))
-    threads = str(min(2, os.cpu_count() or 1))
-    fields = aarch64_run(
-        aarch64, "cortex-a72", demo_model, "--ids", ids, "-n", str(case["n"]), "--isa", "neon", "--kv", case["kv"],
-        "--threads", threads,
-    )  # fmt: skip
-    assert as_answer(fields) == golden_answer(case), case["name"]
+    shortest = min(golden_cases(demo_model), key=lambda case: len(case["prompt_ids"]) + int(case["n"]))
+    check_golden_aarch64(demo_model, shortest, aarch64, "cortex-a72", "neon")
