@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 import pexpect  # type: ignore[import-untyped]
 
@@ -71,13 +71,23 @@ def _tail(path: Path) -> str:
     return "\n".join(lines[-_TAIL_LINES:])
 
 
+class Tee(Protocol):
+    """A second place for console text: a text stream, or something like one."""
+
+    def write(self, text: str, /) -> int:
+        """Take text."""
+
+    def flush(self) -> None:
+        """Pass it on."""
+
+
 class _Log:
     """Writes what is read to the log file, and to a second stream when one is set."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("w", encoding="utf-8", newline="")
-        self.tee: TextIO | None = None
+        self.tee: Tee | None = None
 
     def write(self, text: str) -> None:
         plain = text.replace("\r", "")
@@ -124,7 +134,7 @@ class Console:
         self._child.delaybeforesend = None
         self._child.logfile_read = self._log
 
-    def tee(self, stream: TextIO | None) -> None:
+    def tee(self, stream: Tee | None) -> None:
         """Also copy the console to a stream (None stops it)."""
         self._log.tee = stream
 

@@ -38,6 +38,7 @@ from console import (
     ConsoleTimeout,
     KernelCrash,
     MachineDied,
+    Tee,
     UnexpectedOutput,
 )
 
@@ -67,6 +68,11 @@ _UPLOAD_CHUNK = 1024  # bytes per typed line, before base64; leaves room for a l
 _INITRAMFS = ("rootfs.cpio", "rootfs.cpio.gz", "rootfs.cpio.xz", "rootfs.cpio.zst")
 _DISK_TYPES = ("erofs", "squashfs", "ext4")
 _PROMPT = r"[#$] (?:\x1b\[6n)?$"
+
+
+# signal=off: a control-C typed into the console is for the guest. Only a person has a monitor.
+_HARNESS = ["-monitor", "none", "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]
+_PERSON = ["-serial", "mon:stdio"]
 
 
 @dataclass(frozen=True)
@@ -152,8 +158,10 @@ class MachineOptions:
         return "max,pauth-impdef=on" if cpu == "max" else cpu
 
 
-def qemu_command(image: Image, board: Board, options: MachineOptions) -> list[str]:
-    """The command line that boots the image."""
+def qemu_command(
+    image: Image, board: Board, options: MachineOptions, *, interactive: bool = False
+) -> list[str]:
+    """The command line that boots the image (interactive: a person has the terminal)."""
     qemu = board.qemu
     cmdline = board.cmdline
     disks: list[tuple[Path, str]] = []
@@ -178,13 +186,7 @@ def qemu_command(image: Image, board: Board, options: MachineOptions) -> list[st
         f"{options.ram_mib or board.ram_mib}M",
         "-display",
         "none",
-        "-monitor",
-        "none",
-        # signal=off: a control-C typed into the console is for the guest.
-        "-chardev",
-        "stdio,id=console,signal=off",
-        "-serial",
-        "chardev:console",
+        *(_PERSON if interactive else _HARNESS),
         "-no-reboot",
         "-kernel",
         str(image.kernel),
@@ -374,8 +376,8 @@ class Machine:
         """The command that starts it."""
         return qemu_command(self.image, self.board, self.options)
 
-    def start(self, *, tee: Any = None) -> Shell:
-        """Boot, log in and return a shell. tee: a text stream that sees the console, too."""
+    def start(self, *, tee: Tee | None = None) -> Shell:
+        """Boot, log in and return a shell. tee: a text stream that sees the boot log, too."""
         command = self.command()
         if shutil.which(command[0]) is None:
             raise FileNotFoundError(
@@ -388,6 +390,7 @@ class Machine:
         try:
             self._console.expect(r"login: ", timeout=BOOT_SECONDS, what="the login prompt")
             self.boot_seconds = time.monotonic() - started
+            self._console.tee(None)
             shell = self._log_in()
         except (MachineDied, ConsoleTimeout) as error:
             self.close()

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: MIT
+"""Inference in the booted image: exact tokens, exact logits, within the planned memory.
+
+The expected results lie beside each model (NAME.golden.json); the numpy reference computed them.
+Nothing here looks for a word in a text: ids, text and the hash of the logits must be equal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from conftest import BootRun, SharedMachine
+from harness import Captured, MachineOptions, Shell
+
+MODELS = "/models"
+SMALL_BYTES = 16 << 20  # models up to this size run every variant, larger ones run once per case
+ISAS = ("ref", "neon")
+THREADS = (1, 2, 3, 4)
+SPLITS = ("each", "1", "5", "2,3")
+GENERATION_SECONDS = 900.0  # a large model on an emulated machine that others use, too
+
+# Exit codes of the command, as docs/api and engine/spec/format.toml state them.
+OK, RUN_TIME, USAGE, UNVERIFIED, BUDGET, ENVIRONMENT = range(6)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One golden case of a model."""
+
+    name: str
+    prompt: str
+    chat: bool
+    prompt_ids: tuple[int, ...]
+    kv: str
+    n: int
+    ids: tuple[int, ...]
+    text: str
+    logits_sha256: str
+
+    def arguments(self) -> str:
+        """Options that ask for this case."""
+        if self.prompt:
+            source = f"-p {shlex.quote(self.prompt)}" + (" --chat" if self.chat else "")
+        else:
+            source = "--ids " + ",".join(map(str, self.prompt_ids))
+        return f"{source} -n {self.n} --kv {self.kv}"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the image."""
+
+    path: str
+    size: int
+    root: str
+    cases: tuple[Case, ...]
+
+    @property
+    def small(self) -> bool:
+        """Whether every variant can be run in a test's time."""
+        return self.size <= SMALL_BYTES
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run gave."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    text: str
+    logits_sha256: str
+    plan_bytes: int
+    peak_bytes: int
+    locked_bytes: int
+
+
+@pytest.fixture(scope="session")
+def models(shared_machine: SharedMachine) -> list[Model]:
+    """All models of the image with their golden results."""
+    shell = shared_machine.shell()
+    paths = shell.output(f"ls {MODELS}/*.colibri").split()
+    return [_load_model(shell, path) for path in paths]
+
+
+def _load_model(shell: Shell, path: str) -> Model:
+    golden = json.loads(shell.read_file(path.removesuffix(".colibri") + ".golden.json"))
+    cases = tuple(_load_case(case) for case in golden["cases"])
+    assert cases, f"{path} has no golden case"
+    return Model(path, int(shell.output(f"stat -c %s {path}")), golden["root"], cases)
+
+
+def _load_case(case: dict[str, Any]) -> Case:
+    return Case(
+        name=case["name"],
+        prompt=case["prompt"],
+        chat=case["chat"],
+        prompt_ids=tuple(case["prompt_ids"]),
+        kv=case["kv"],
+        n=case["n"],
+        ids=tuple(case["ids"]),
+        text=case["text"],
+        logits_sha256=case["logits_sha256"],
+    )
+
+
+@pytest.fixture
+def small_model(models: list[Model]) -> Model:
+    """A model small enough for every variant."""
+    small = [model for model in models if model.small]
+    assert small, f"the image has no model of at most {SMALL_BYTES} bytes"
+    return small[0]
+
+
+def field(pattern: str, text: str) -> str:
+    """The group of a pattern that the command's last lines must contain."""
+    match = re.search(pattern, text, re.MULTILINE)
+    assert match is not None, f"no {pattern!r} in: {text!r}"
+    return match.group(1)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers of a line."""
+    return tuple(int(word) for word in text.split())
+
+
+def answer_of(captured: Captured) -> Answer:
+    """The parts of a successful run."""
+    assert captured.exit_code == OK, captured.stderr
+    return Answer(
+        prompt_ids=numbers(field(r"^prompt-ids:(.*)$", captured.stderr)),
+        ids=numbers(field(r"^ids:(.*)$", captured.stderr)),
+        text=captured.stdout.decode("utf-8", "replace"),
+        logits_sha256=field(r"^logits-sha256: ([0-9a-f]{64})$", captured.stderr),
+        plan_bytes=int(field(r"^memory: .*\bplan_bytes=(\d+)", captured.stderr)),
+        peak_bytes=int(field(r"^memory: .*\bvmhwm_bytes=(\d+)", captured.stderr)),
+        locked_bytes=int(field(r"^memory: .*\blocked_bytes=(\d+)", captured.stderr)),
+    )
+
+
+def run_case(
+    shell: Shell, model: Model, case: Case, options: str = "", group: str | None = None
+) -> Answer:
+    """Run one case in the guest and compare everything that is pinned.
+
+    group: folder of a control group to run in.
+    """
+    command = f"colibrictl run {model.path} {case.arguments()} --print-ids --logits-sha256 {options}"
+    if group is not None:
+        inside = f"echo $$ >{group}/cgroup.procs; exec {command}"
+        command = f"sh -c {shlex.quote(inside)}"
+    answer = answer_of(shell.capture(command, timeout=GENERATION_SECONDS))
+    found = (answer.prompt_ids, answer.ids, answer.text, answer.logits_sha256)
+    expected = (case.prompt_ids, case.ids, case.text, case.logits_sha256)
+    assert found == expected, f"{model.path} {case.name} {options}"
+    return answer
+
+
+def test_every_model_gives_its_golden_tokens_and_logits_within_its_plan(
+    boot_run: BootRun, shell: Shell, models: list[Model], subtests: pytest.Subtests
+) -> None:
+    # An emulated core needs a real one; more threads than those would wait for each other.
+    threads = min(boot_run.options.cores or boot_run.board.cores, os.cpu_count() or 1)
+    for number, model in enumerate(models):
+        for case in model.cases:
+            group = f"/sys/fs/cgroup/plan-{number}-{case.name}"
+            # What earlier runs read is charged to nobody; now it must be charged to this group.
+            shell.run(f"echo 3 >/proc/sys/vm/drop_caches; mkdir {group}", check=True)
+            with subtests.test(model=model.path, case=case.name):
+                options = f"--isa neon --threads {threads}"
+                answer = run_case(shell, model, case, options, group=group)
+                assert answer.peak_bytes <= answer.plan_bytes
+                group_peak = int(shell.output(f"cat {group}/memory.peak"))
+                assert model.size // 2 <= group_peak <= answer.plan_bytes
+            shell.run(f"rmdir {group}", check=True)
+
+
+def test_the_portable_kernels_give_the_same_bits(
+    shell: Shell, small_model: Model, subtests: pytest.Subtests
+) -> None:
+    for case in small_model.cases:
+        with subtests.test(case=case.name):
+            run_case(shell, small_model, case, "--isa ref")
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_threads_change_no_bit(shell: Shell, small_model: Model, isa: str, threads: int) -> None:
+    run_case(shell, small_model, small_model.cases[0], f"--isa {isa} --threads {threads}")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_prompt_splits_change_no_bit(shell: Shell, small_model: Model, split: str) -> None:
+    run_case(shell, small_model, small_model.cases[0], f"--batch-split {split}")
+
+
+@pytest.mark.parametrize("cpu", ["cortex-a53", "cortex-a72"])
+def test_older_cores_give_the_same_bits(
+    boot_run: BootRun, boot_machine: Any, small_model: Model, cpu: str
+) -> None:
+    _, shell = boot_machine(MachineOptions(cpu=cpu, cores=2, ram_mib=256))
+    run_case(shell, small_model, small_model.cases[0])
+    boot_run.proofs += 1
+
+
+def test_the_operators_pass_their_self_test(shell: Shell) -> None:
+    captured = shell.capture("colibrictl selftest")
+    assert captured.exit_code == OK, captured.stderr
+    assert {f"selftest: {isa} ok" for isa in ISAS} <= set(captured.stdout.decode().splitlines())
+
+
+def test_info_prints_the_root_of_every_model(shell: Shell, models: list[Model]) -> None:
+    for model in models:
+        assert model.root in shell.output(f"colibrictl info {model.path}")
+
+
+def test_the_model_is_locked_in_memory(shell: Shell, small_model: Model) -> None:
+    answer = run_case(shell, small_model, small_model.cases[0], "--lock require")
+    assert answer.locked_bytes >= small_model.size
+
+
+def test_a_lock_that_cannot_be_had_is_refused_when_it_is_required(
+    shell: Shell, small_model: Model
+) -> None:
+    run = f"colibrictl run {small_model.path} {small_model.cases[0].arguments()} --lock require"
+    limited = f"ulimit -l 64; {run}"
+    captured = shell.capture(f"chmod 755 /run; su colibri -c {shlex.quote(limited)}")
+    assert captured.exit_code == ENVIRONMENT, captured.stderr
+    assert "RLIMIT_MEMLOCK" in captured.stderr
+
+
+def test_a_budget_below_the_floor_is_refused_with_the_number(
+    shell: Shell, small_model: Model
+) -> None:
+    case = small_model.cases[0]
+    captured = shell.capture(f"colibrictl run {small_model.path} {case.arguments()} --budget 64K")
+    assert captured.exit_code == BUDGET, captured.stderr
+    assert "65536" in captured.stderr
+    assert captured.stdout == b""
+
+
+@pytest.mark.parametrize("place", ["header", "middle", "end"])
+def test_a_tampered_model_is_refused(shell: Shell, small_model: Model, place: str) -> None:
+    offset = {"header": 100, "middle": small_model.size // 2, "end": small_model.size - 1}[place]
+    copy = "/tmp/tampered.colibri"
+    old = int(shell.output(f"od -An -tu1 -j {offset} -N 1 {small_model.path}"))
+    shell.run(
+        f"cp {small_model.path} {copy} && printf '\\{old ^ 0x40:03o}' | "
+        f"dd of={copy} bs=1 seek={offset} conv=notrunc",
+        check=True,
+    )
+    assert shell.run(f"cmp {small_model.path} {copy}").exit_code == 1
+    captured = shell.capture(
+        f"colibrictl run {copy} {small_model.cases[0].arguments()} --verify open"
+    )
+    shell.run(f"rm {copy}", check=True)
+    assert captured.exit_code == UNVERIFIED, captured.stderr
+    assert captured.stdout == b""
+
+
+def test_a_truncated_model_is_refused(shell: Shell, small_model: Model) -> None:
+    copy = "/tmp/short.colibri"
+    shell.run(f"dd if={small_model.path} of={copy} bs=4096 count=20", check=True)
+    captured = shell.capture(f"colibrictl run {copy} {small_model.cases[0].arguments()}")
+    shell.run(f"rm {copy}", check=True)
+    assert captured.exit_code == UNVERIFIED, captured.stderr
+    assert "truncated" in captured.stderr
+
+
+def test_a_missing_model_is_named(shell: Shell) -> None:
+    captured = shell.capture("colibrictl run /models/none.colibri -p x")
+    assert captured.exit_code == RUN_TIME
+    assert "/models/none.colibri" in captured.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ("--ids 0,1,2,3,4,5,6,7,8,9 --context 8", "prompt_long"),
+        ("--ids 0,1000000", "token_range"),
+        ("--ids 0 --no-such-option", "no-such-option"),
+        ("", "prompt"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_a_usage_error(
+    shell: Shell, small_model: Model, options: str, word: str
+) -> None:
+    captured = shell.capture(f"colibrictl run {small_model.path} {options}")
+    assert captured.exit_code == USAGE, captured.stderr
+    assert word in captured.stderr
+    assert captured.stdout == b""
+
+
+def test_the_articles_name_for_the_benchmark_works(shell: Shell, small_model: Model) -> None:
+    captured = shell.capture(f"colibri_test {small_model.path}", timeout=GENERATION_SECONDS)
+    assert captured.exit_code == OK, captured.stderr
