@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Every recipe calls a script or a tool that can be called by hand. `make` prints this list.
 
-PYTHON ?= $(shell for p in /usr/bin/python3 python3.14 python3.13 python3.12 python3.11 python3; do \
+PYTHON ?= $(shell for p in /usr/bin/python3.11 python3.11 /usr/bin/python3 python3.13 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := build/venv/bin
 SUPPORT := tests/support

@@ -244,3 +244,24 @@ def test_static_musl_program_stays_below_the_gate(tmp_path: Path, capsys: pytest
     assert size <= MUSL_GATE_BYTES
     if emulator := shutil.which("qemu-aarch64"):
         assert run(emulator, program, "--version")
+
+
+def test_the_release_tarball_makes_a_wheel_that_runs(tmp_path: Path) -> None:
+    run(sys.executable, SUPPORT / "dist.py", "--output", tmp_path, SOURCE_DATE_EPOCH="1000000000")
+    (tarball,) = tmp_path.glob("colibri-*.tar.gz")
+    first = tarball.read_bytes()
+    run(sys.executable, SUPPORT / "dist.py", "--output", tmp_path, SOURCE_DATE_EPOCH="1000000000")
+    assert tarball.read_bytes() == first
+    run("tar", "-xzf", tarball, "-C", tmp_path)
+    source = tmp_path / tarball.name.removesuffix(".tar.gz")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source, PATH=path)
+    (wheel,) = tmp_path.glob("colibri_moe-*.whl")
+    run(*pip, "install", "--no-deps", "--no-index", "--target", tmp_path / "site", wheel)
+    program = "import colibri.engine as e; e.selftest(); print(e._ffi.__file__, e.build_info())"
+    variables = {"PYTHONPATH": str(tmp_path / "site"), "COLIBRI_LIBRARY": ""}
+    output = run(sys.executable, "-c", program, cwd=tmp_path, **variables).split()
+    assert Path(output[0]).is_relative_to(tmp_path / "site")
+    version = (ENGINE / "VERSION").read_text().strip()
+    assert output[1].startswith(f"colibri_v{version}_")
