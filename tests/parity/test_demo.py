@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: MIT
+"""The demo model's stored weights in `transformers`, in float32, against what the engine says.
+
+The weights are the dequantised ones of the very file, so what differs is arithmetic alone: the
+contract quantises activations to 8 bits per group of 32 and keeps keys and values in f16. Greedy
+ids must be equal, or the first difference must lie at a near tie; its gap is printed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import MixtralShape, deterministic
+from colibri import layout
+from colibri._spec import AttentionBlock, MoeBlock, Role, Scope
+from colibri.engine import Engine
+from colibri.format import ModelFile, open_model
+from transformers import MixtralForCausalLM
+
+PROMPTS = (
+    ("What is the capital of France?", True),
+    ("Once upon a time, in a small village by the sea,", False),
+    ("Write one sentence about the moon.", True),
+)
+TOKENS = 32
+# A token may differ where the two best logits are closer than this. The error of one logit is about
+# 0.25 (rms); a wrong expert, scale or position moves logits by whole units (see the bound below).
+NEAR_TIE = 0.5
+RMS_BOUND = 0.1  # rms error of the logits, relative to their own deviation; measured 0.04 to 0.06
+
+
+def tensor(file: ModelFile, role: Role, layer: int | None = None, expert: int | None = None) -> torch.Tensor:
+    """A stored tensor, dequantised: float32 (rows, columns)."""
+    entry = file.tensor(role, layer, Scope.TRUNK if expert is None else Scope.EXPERT)
+    assert entry is not None
+    data = file.tensor_bytes(entry, expert, verify=False)
+    return torch.from_numpy(np.array(layout.unpack(data, entry.dtype, entry.layout, entry.rows, entry.columns)))
+
+
+def load(path: Path) -> Any:
+    """The file as a MixtralForCausalLM in float32."""
+    with open_model(path) as file:
+        records = file.records
+        first = records.layers[0]
+        assert isinstance(first.mixer, AttentionBlock)
+        assert isinstance(first.ffn, MoeBlock)
+        shape = MixtralShape(
+            hidden=records.model.hidden,
+            intermediate=first.ffn.intermediate,
+            layers=records.model.layers,
+            heads=first.mixer.heads,
+            kv_heads=first.mixer.kv_heads,
+            head_dim=first.mixer.head_dim,
+            experts=first.ffn.experts,
+            top_k=first.ffn.top_k,
+            vocabulary=records.model.vocabulary,
+            tied=bool(records.model.tied_head),
+            more={"rms_norm_eps": first.layer.norm_eps},
+        )
+        make: Any = MixtralForCausalLM._from_config
+        with torch.device("meta"):
+            model = make(shape.config(), attn_implementation="eager", dtype=torch.float32)
+        model.to_empty(device="cpu")
+        with torch.no_grad():
+            model.model.rotary_emb.inv_freq.copy_(torch.tensor(records.ropes[0].inv_freq))
+            model.model.embed_tokens.weight.copy_(tensor(file, Role.EMBEDDING))
+            model.model.norm.weight.copy_(tensor(file, Role.FINAL_NORM)[0])
+            if not shape.tied:
+                model.lm_head.weight.copy_(tensor(file, Role.HEAD))
+            for index, layer in enumerate(model.model.layers):
+                load_layer(file, index, layer, shape.experts)
+        model.tie_weights()
+    return model.eval()
+
+
+def load_layer(file: ModelFile, index: int, layer: Any, experts: int) -> None:
+    """The weights of one decoder layer."""
+    attention = layer.self_attn
+    for role, module in (
+        (Role.Q, attention.q_proj),
+        (Role.K, attention.k_proj),
+        (Role.V, attention.v_proj),
+        (Role.O, attention.o_proj),
+        (Role.ROUTER, layer.mlp.gate),
+    ):
+        module.weight.copy_(tensor(file, role, index))
+    layer.input_layernorm.weight.copy_(tensor(file, Role.PRE_MIXER_NORM, index)[0])
+    layer.post_attention_layernorm.weight.copy_(tensor(file, Role.PRE_FFN_NORM, index)[0])
+    for expert in range(experts):
+        gate, up = (tensor(file, role, index, expert) for role in (Role.EXPERT_GATE, Role.EXPERT_UP))
+        layer.mlp.experts.gate_up_proj[expert].copy_(torch.cat([gate, up]))
+        layer.mlp.experts.down_proj[expert].copy_(tensor(file, Role.EXPERT_DOWN, index, expert))
+
+
+@pytest.mark.demo
+@pytest.mark.usefixtures("native_library")
+def test_greedy_text_of_the_demo_model_is_that_of_transformers(demo_model: Path) -> None:
+    oracle = load(demo_model)
+    equal_prompts = 0
+    with Engine(demo_model, kv="f16", lock="off") as engine, engine.session() as session:
+        for text, chat in PROMPTS:
+            prompt = engine.tokenize(text, chat=chat)
+            session.reset()
+            session.append(prompt)
+            rows: list[Any] = []
+            ids = list(session.generate(TOKENS, on_logits=lambda row, rows=rows: rows.append(np.array(row))))  # type: ignore[misc]
+            ours = np.stack(rows)
+            # One pass over prompt and answer: the logits that chose each of the answer's tokens.
+            with torch.no_grad(), deterministic():
+                whole = oracle(torch.tensor([prompt + ids[:-1]]), use_cache=False).logits[0].numpy()
+            theirs = whole[len(prompt) - 1 :]
+            assert theirs.shape == ours.shape
+            equal_prompts += compare(text, ids, ours, theirs)
+            print(f"  {engine.detokenize([i for i in ids if not engine.is_special(i)])!r}")
+    print(f"{equal_prompts} of {len(PROMPTS)} prompts have equal ids")
+
+
+def compare(text: str, ids: list[int], ours: Any, theirs: Any) -> bool:
+    """Whether all ids are equal; fails when a difference is no near tie or the logits are far apart."""
+    error = ours - theirs
+    rms = float(np.sqrt((error**2).mean()))
+    scale = float(theirs.std())
+    gaps = theirs.max(axis=1) - theirs[np.arange(len(ids)), ids]
+    different = np.flatnonzero(theirs.argmax(axis=1) != np.array(ids))
+    print(f"{text!r}: {len(ids) - len(different)} of {len(ids)} ids equal")
+    print(f"  logits: rms error {rms:.4f} ({rms / scale:.4f} of their deviation), largest {np.abs(error).max():.4f}")
+    for step in different:
+        other = int(theirs[step].argmax())
+        print(f"  step {step}: we choose {ids[step]}, transformers {other}, {gaps[step]:.4f} above it")
+    assert rms < RMS_BOUND * scale
+    assert gaps.max() < NEAR_TIE
+    return len(different) == 0
