@@ -35,6 +35,26 @@ static int has_neon(void)
 #define NAME_NEON ""
 #endif
 
+#if defined(CB_HAVE_DOTPROD)
+static int has_dotprod(void)
+{
+    return (getauxval(AT_HWCAP) & (1ul << 20)) != 0; /* HWCAP_ASIMDDP */
+}
+#define NAME_DOTPROD " dotprod"
+#else
+#define NAME_DOTPROD ""
+#endif
+
+#if defined(CB_HAVE_I8MM)
+static int has_i8mm(void)
+{
+    return (getauxval(AT_HWCAP2) & (1ul << 13)) != 0; /* HWCAP2_I8MM */
+}
+#define NAME_I8MM " i8mm"
+#else
+#define NAME_I8MM ""
+#endif
+
 #if defined(CB_HAVE_AVX2)
 static int has_avx2(void)
 {
@@ -49,6 +69,17 @@ static int has_avx2(void)
 #define NAME_AVX2 ""
 #endif
 
+#if defined(CB_HAVE_AVX512)
+static int has_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
+#define NAME_AVX512 " avx512"
+#else
+#define NAME_AVX512 ""
+#endif
+
 /* names: this level and all below it. */
 static const struct level {
     const struct cb_kernels *table;
@@ -59,8 +90,17 @@ static const struct level {
 #if defined(CB_HAVE_NEON)
     {&cb_kernels_neon, has_neon, "ref" NAME_NEON},
 #endif
+#if defined(CB_HAVE_DOTPROD)
+    {&cb_kernels_dotprod, has_dotprod, "ref" NAME_NEON NAME_DOTPROD},
+#endif
+#if defined(CB_HAVE_I8MM)
+    {&cb_kernels_i8mm, has_i8mm, "ref" NAME_NEON NAME_DOTPROD NAME_I8MM},
+#endif
 #if defined(CB_HAVE_AVX2)
     {&cb_kernels_avx2, has_avx2, "ref" NAME_AVX2},
+#endif
+#if defined(CB_HAVE_AVX512)
+    {&cb_kernels_avx512, has_avx512, "ref" NAME_AVX2 NAME_AVX512},
 #endif
 };
 

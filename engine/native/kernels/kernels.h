@@ -87,15 +87,21 @@ const char *cb_kernels_available(void);
 /* Per-ISA entry points, present when the build has the ISA. */
 extern const struct cb_kernels cb_kernels_ref;
 extern const struct cb_kernels cb_kernels_neon;
+extern const struct cb_kernels cb_kernels_dotprod;
+extern const struct cb_kernels cb_kernels_i8mm;
 extern const struct cb_kernels cb_kernels_avx2;
+extern const struct cb_kernels cb_kernels_avx512;
 
 /* The functions of one ISA, so that a higher one can name those it inherits. */
-#define CB_KERNEL_FUNCTIONS(isa)                                                                   \
-    int cb_quantize_##isa(const float *, size_t, int8_t *, float *, int32_t *);                    \
+#define CB_KERNEL_PRODUCTS(isa)                                                                    \
     void cb_matmul_int4_##isa(const uint8_t *, size_t, const struct cb_quantized *, size_t,        \
                               float *, size_t);                                                    \
     void cb_matmul_int8_##isa(const uint8_t *, size_t, const struct cb_quantized *, size_t,        \
-                              float *, size_t);                                                    \
+                              float *, size_t)
+
+#define CB_KERNEL_FUNCTIONS(isa)                                                                   \
+    CB_KERNEL_PRODUCTS(isa);                                                                       \
+    int cb_quantize_##isa(const float *, size_t, int8_t *, float *, int32_t *);                    \
     void cb_matmul_f32_##isa(const float *, size_t, size_t, const float *, size_t, size_t,         \
                              float *, size_t);                                                     \
     void cb_matmul_f16_##isa(const uint16_t *, size_t, size_t, const float *, size_t, size_t,      \
@@ -115,6 +121,10 @@ extern const struct cb_kernels cb_kernels_avx2;
 CB_KERNEL_FUNCTIONS(ref);
 CB_KERNEL_FUNCTIONS(neon);
 CB_KERNEL_FUNCTIONS(avx2);
+/* These have only the quantised row products. */
+CB_KERNEL_PRODUCTS(dotprod);
+CB_KERNEL_PRODUCTS(i8mm);
+CB_KERNEL_PRODUCTS(avx512);
 
 /* The table of an ISA that defines all of them. */
 #define CB_KERNEL_TABLE(name)                                                                      \

@@ -8,72 +8,9 @@
  */
 #include "exact.h"
 
-#include <arm_neon.h>
-
-#include "colibri.h"
-#include "kernels.h"
-#include "spec.h"
-
-#define INLINE static inline __attribute__((always_inline))
-#define ROWS CB_PANEL_ROWS
-#define COLUMNS CB_GROUP_COLUMNS
-#define BATCH 4 /* tokens that share a load of weights */
+#include "neon.h"
 
 #if defined(__aarch64__)
-
-/* 8 lanes, one for each row of a panel (or partial sum of reduce8). */
-struct f8 {
-    float32x4_t lo, hi;
-};
-
-INLINE struct f8 zero8(void)
-{
-    return (struct f8){vdupq_n_f32(0.0f), vdupq_n_f32(0.0f)};
-}
-
-INLINE struct f8 load8(const float *p)
-{
-    return (struct f8){vld1q_f32(p), vld1q_f32(p + 4)};
-}
-
-INLINE void store8(float *p, struct f8 v)
-{
-    vst1q_f32(p, v.lo);
-    vst1q_f32(p + 4, v.hi);
-}
-
-INLINE struct f8 widen_f16(uint16x8_t h)
-{
-    const float16x8_t v = vreinterpretq_f16_u16(h);
-    return (struct f8){vcvt_f32_f16(vget_low_f16(v)), vcvt_high_f32_f16(v)};
-}
-
-INLINE struct f8 widen_bf16(uint16x8_t h)
-{
-    return (struct f8){vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16)),
-                       vreinterpretq_f32_u32(vshll_high_n_u16(h, 16))};
-}
-
-/* acc (+) (a (*) b) */
-INLINE struct f8 add_product8(struct f8 acc, struct f8 a, struct f8 b)
-{
-    return (struct f8){vaddq_f32(acc.lo, vmulq_f32(a.lo, b.lo)),
-                       vaddq_f32(acc.hi, vmulq_f32(a.hi, b.hi))};
-}
-
-INLINE struct f8 add_scaled8(struct f8 acc, struct f8 a, float b)
-{
-    return (struct f8){vaddq_f32(acc.lo, vmulq_n_f32(a.lo, b)),
-                       vaddq_f32(acc.hi, vmulq_n_f32(a.hi, b))};
-}
-
-/* ((p0 + p4) + (p2 + p6)) + ((p1 + p5) + (p3 + p7)) */
-INLINE float combine8(struct f8 p)
-{
-    const float32x4_t s = vaddq_f32(p.lo, p.hi);
-    const float32x2_t t = vadd_f32(vget_low_f32(s), vget_high_f32(s));
-    return vget_lane_f32(t, 0) + vget_lane_f32(t, 1);
-}
 
 /* ---- quantised activations ---------------------------------------------------------------- */
 
@@ -124,13 +61,6 @@ int cb_quantize_neon(const float *x, size_t groups, int8_t *q, float *d, int32_t
  * columns are repeated for every row. The long multiply of a half gives two rows with 4 partial
  * sums each. `lane` is a constant wherever these are inlined.
  */
-INLINE int8x16_t load_activations(const int8_t *q)
-{
-    int8x16_t v = vld1q_s8(q);
-    __asm__("" : "+w"(v)); /* else gcc turns each lane into a scalar load of its own */
-    return v;
-}
-
 INLINE int8x16_t repeat4(int8x16_t q, int lane)
 {
     const int32x4_t v = vreinterpretq_s32_s8(q);
@@ -205,11 +135,6 @@ INLINE struct f8 add_group(struct f8 acc, int32x4_t lo, int32x4_t hi, struct f8 
     const struct f8 isum = {vcvtq_f32_s32(lo), vcvtq_f32_s32(hi)};
     const struct f8 scale = {times_lane(scales.lo, d, lane), times_lane(scales.hi, d, lane)};
     return add_product8(acc, isum, scale);
-}
-
-INLINE struct f8 load_scales(const uint8_t *p)
-{
-    return widen_f16(vld1q_u16((const uint16_t *)(const void *)p));
 }
 
 /* Two vectors of weights, 8 rows of 4 columns, times the activations of those columns. */

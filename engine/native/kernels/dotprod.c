@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Quantised row products with the dot product instructions of ARMv8.2 (Cortex-A55, A76 and later);
+ * everything else is neon.c.
+ *
+ * sdot multiplies nibbles 0..15 as they are, and the correction -8 * S starts the sum instead of
+ * ending it. The start also holds the bits of 1.5 * 2^23: an integer below 2^22 added to them is
+ * that number as a float, so subtracting 12582912.0 gives float(isum) exactly, without a conversion.
+ */
+#include "exact.h"
+
+#include "neon.h"
+
+/* One token, int4: what the products of a pair of groups start from, scale and read. */
+struct pair {
+    int32_t start[2][4]; /* CB_ROUND_MAGIC_BITS - 8 * S, repeated */
+    float d[2];
+    float unused[2];
+    int8_t q[2 * COLUMNS];
+};
+
+#define PAIRS 64 /* of a piece: what is prepared at once, 7 KiB of stack */
+
+_Static_assert(sizeof(struct pair) == 112, "int4_pairs counts on it");
+_Static_assert(CB_INT4_BLOCK_BYTES == 144, "int4_pairs counts on it");
+
+INLINE int32x4_t magic_bits(void)
+{
+    return vdupq_n_s32((int32_t)CB_ROUND_MAGIC_BITS);
+}
+
+/* ---- one block, any number of tokens -------------------------------------------------------- */
+
+/* `lane` is a constant wherever this is inlined. */
+INLINE int32x4_t dot_lane(int32x4_t sum, int8x16_t w, int8x16_t q, int lane)
+{
+    switch (lane) {
+    case 0:
+        return vdotq_laneq_s32(sum, w, q, 0);
+    case 1:
+        return vdotq_laneq_s32(sum, w, q, 1);
+    case 2:
+        return vdotq_laneq_s32(sum, w, q, 2);
+    default:
+        return vdotq_laneq_s32(sum, w, q, 3);
+    }
+}
+
+/* acc (+) (float(isum) (*) (dw (*) d)); sum: CB_ROUND_MAGIC_BITS + isum */
+INLINE struct f8 add_group(struct f8 acc, int32x4_t lo, int32x4_t hi, struct f8 scales, float d)
+{
+    const float32x4_t magic = vdupq_n_f32(CB_ROUND_MAGIC);
+    const struct f8 isum = {vsubq_f32(vreinterpretq_f32_s32(lo), magic),
+                            vsubq_f32(vreinterpretq_f32_s32(hi), magic)};
+    const struct f8 scale = {vmulq_n_f32(scales.lo, d), vmulq_n_f32(scales.hi, d)};
+    return add_product8(acc, isum, scale);
+}
+
+/* The activations, scales and sums of `tokens` tokens are `stride` groups apart. */
+INLINE void int4_block(struct f8 acc[BATCH], const uint8_t *w, const int8_t *q, const float *d,
+                       const int32_t *s, size_t stride, size_t tokens)
+{
+    int32x4_t lo[BATCH], hi[BATCH];
+    int8x16_t low[BATCH], high[BATCH];
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++) {
+        const int32x4_t sum = vld1q_dup_s32(s + t * stride);
+        lo[t] = hi[t] = vsubq_s32(magic_bits(), vshlq_n_s32(sum, 3));
+        low[t] = load_activations(q + t * stride * COLUMNS);
+        high[t] = load_activations(q + t * stride * COLUMNS + 16);
+    }
+    CB_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const uint8x16_t b0 = vld1q_u8(w + 32 * i), b1 = vld1q_u8(w + 32 * i + 16);
+        const int8x16_t l0 = vreinterpretq_s8_u8(vandq_u8(b0, vdupq_n_u8(15)));
+        const int8x16_t l1 = vreinterpretq_s8_u8(vandq_u8(b1, vdupq_n_u8(15)));
+        const int8x16_t h0 = vreinterpretq_s8_u8(vshrq_n_u8(b0, 4));
+        const int8x16_t h1 = vreinterpretq_s8_u8(vshrq_n_u8(b1, 4));
+        CB_UNROLL
+        for (size_t t = 0; t < tokens; t++) {
+            lo[t] = dot_lane(lo[t], l0, low[t], i);
+            hi[t] = dot_lane(hi[t], l1, low[t], i);
+            lo[t] = dot_lane(lo[t], h0, high[t], i);
+            hi[t] = dot_lane(hi[t], h1, high[t], i);
+        }
+    }
+    const struct f8 scales = load_scales(w + 128);
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++)
+        acc[t] = add_group(acc[t], lo[t], hi[t], scales, d[t * stride]);
+}
+
+INLINE void int8_block(struct f8 acc[BATCH], const uint8_t *w, const int8_t *q, const float *d,
+                       size_t stride, size_t tokens)
+{
+    int32x4_t lo[BATCH], hi[BATCH];
+    int8x16_t low[BATCH], high[BATCH];
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++) {
+        lo[t] = hi[t] = magic_bits();
+        low[t] = load_activations(q + t * stride * COLUMNS);
+        high[t] = load_activations(q + t * stride * COLUMNS + 16);
+    }
+    CB_UNROLL
+    for (int i = 0; i < 8; i++) {
+        const int8_t *rows = (const int8_t *)w + 32 * i;
+        const int8x16_t w0 = vld1q_s8(rows), w1 = vld1q_s8(rows + 16);
+        CB_UNROLL
+        for (size_t t = 0; t < tokens; t++) {
+            const int8x16_t half = i < 4 ? low[t] : high[t];
+            lo[t] = dot_lane(lo[t], w0, half, i % 4);
+            hi[t] = dot_lane(hi[t], w1, half, i % 4);
+        }
+    }
+    const struct f8 scales = load_scales(w + 256);
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++)
+        acc[t] = add_group(acc[t], lo[t], hi[t], scales, d[t * stride]);
+}
+
+/* One panel, `tokens` tokens from `first` on. */
+INLINE void quantised_panel(const uint8_t *w, int int8, const struct cb_quantized *x, size_t first,
+                            size_t tokens, float *y, size_t y_stride)
+{
+    const size_t groups = x->groups;
+    const int8_t *q = x->q + first * groups * COLUMNS;
+    const float *d = x->d + first * groups;
+    const int32_t *s = x->s + first * groups;
+    struct f8 acc[BATCH];
+
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++)
+        acc[t] = zero8();
+    for (size_t g = 0; g < groups; g++, q += COLUMNS) {
+        if (int8)
+            int8_block(acc, w, q, d + g, groups, tokens);
+        else
+            int4_block(acc, w, q, d + g, s + g, groups, tokens);
+        w += int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES;
+    }
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++)
+        store8(y + (first + t) * y_stride, acc[t]);
+}
+
+/* ---- one token, int4 ------------------------------------------------------------------------ */
+
+/*
+ * The loop decoding spends its time in, in the order a Cortex-A55 wants: it issues in order, so
+ * two groups make four independent sums, instructions of one latency stand together, and what the
+ * next two groups begin with is loaded beside the sums of these. Wider cores reorder it anyway.
+ *
+ * v0..v1 are free for acc; v2 v3 (v4 v5) sums of rows 0-3 and 4-7 of the first (second) group;
+ * v6 v7 (v28 v29) its activations; v8..v15 bytes, then high nibbles; v16..v23 low nibbles.
+ */
+#define LOAD1(a, at) "ldr q" #a ", [%[w], #" #at "]\n"
+#define LOAD2(a, b, at) "ldp q" #a ", q" #b ", [%[w], #" #at "]\n"
+#define LOW(to, from) "and v" #to ".16b, v" #from ".16b, v30.16b\n"
+#define HIGH(v) "ushr v" #v ".16b, v" #v ".16b, #4\n"
+#define DOT(sum, w, q, lane) "sdot v" #sum ".4s, v" #w ".16b, v" #q ".4b[" #lane "]\n"
+#define UNPACK                                                                                     \
+    LOW(16, 8) LOW(17, 9) LOW(18, 10) LOW(19, 11) LOW(20, 12) LOW(21, 13) LOW(22, 14) LOW(23, 15)  \
+    HIGH(8) HIGH(9) HIGH(10) HIGH(11) HIGH(12) HIGH(13) HIGH(14) HIGH(15)
+
+#define FIRST_BYTES LOAD2(8, 9, 0) LOAD2(10, 11, 144) LOAD1(12, 32) LOAD1(13, 48)                  \
+    LOAD1(14, 176) LOAD1(15, 192)
+
+/* `pairs` >= 1 pairs of groups; 288 bytes of w and one struct pair beyond them are read too. */
+INLINE struct f8 int4_pairs(struct f8 acc, const uint8_t *w, const struct pair *x, size_t pairs)
+{
+    __asm__ volatile(
+        "movi v30.16b, #15\n"
+        "dup v31.4s, %w[magic]\n"
+        "ldp q2, q4, [%[x]]\n"
+        "ldp q3, q5, [%[x]]\n"
+        "ldp q6, q7, [%[x], #48]\n"
+        "ldp q28, q29, [%[x], #80]\n" FIRST_BYTES
+        "1:\n" UNPACK
+        DOT(2, 16, 6, 0) DOT(3, 17, 6, 0) DOT(4, 18, 28, 0) DOT(5, 19, 28, 0)
+        DOT(2, 8, 7, 0) DOT(3, 9, 7, 0) DOT(4, 10, 29, 0) DOT(5, 11, 29, 0)
+        DOT(2, 20, 6, 1) DOT(3, 21, 6, 1) DOT(4, 22, 28, 1) LOAD2(8, 9, 64)
+        DOT(5, 23, 28, 1) LOAD2(10, 11, 208)
+        DOT(2, 12, 7, 1) DOT(3, 13, 7, 1) DOT(4, 14, 29, 1) DOT(5, 15, 29, 1)
+        LOAD2(12, 13, 96) LOAD2(14, 15, 240) UNPACK
+        DOT(2, 16, 6, 2) DOT(3, 17, 6, 2) DOT(4, 18, 28, 2) DOT(5, 19, 28, 2)
+        DOT(2, 8, 7, 2) DOT(3, 9, 7, 2) DOT(4, 10, 29, 2) DOT(5, 11, 29, 2)
+        DOT(2, 20, 6, 3) LOAD1(24, 128)
+        DOT(3, 21, 6, 3) LOAD1(26, 272)
+        DOT(4, 22, 28, 3) "ldr d27, [%[x], #32]\n"
+        DOT(5, 23, 28, 3) LOAD2(8, 9, 288)
+        DOT(2, 12, 7, 3) LOAD2(10, 11, 432)
+        DOT(3, 13, 7, 3) DOT(4, 14, 29, 3) DOT(5, 15, 29, 3)
+        "fcvtl v16.4s, v24.4h\n" LOAD1(12, 320)
+        "fcvtl2 v17.4s, v24.8h\n" LOAD1(13, 336)
+        "fcvtl v18.4s, v26.4h\n" LOAD1(14, 464)
+        "fcvtl2 v19.4s, v26.8h\n" LOAD1(15, 480)
+        "fsub v2.4s, v2.4s, v31.4s\n"
+        "ldp q6, q7, [%[x], #160]\n"
+        "fsub v3.4s, v3.4s, v31.4s\n"
+        "ldp q28, q29, [%[x], #192]\n"
+        "fsub v4.4s, v4.4s, v31.4s\n"
+        "fsub v5.4s, v5.4s, v31.4s\n"
+        "fmul v16.4s, v16.4s, v27.s[0]\n"
+        "fmul v17.4s, v17.4s, v27.s[0]\n"
+        "fmul v18.4s, v18.4s, v27.s[1]\n"
+        "fmul v19.4s, v19.4s, v27.s[1]\n"
+        "fmul v16.4s, v16.4s, v2.4s\n"
+        "fmul v17.4s, v17.4s, v3.4s\n"
+        "fmul v18.4s, v18.4s, v4.4s\n"
+        "fmul v19.4s, v19.4s, v5.4s\n"
+        "fadd %[lo].4s, %[lo].4s, v16.4s\n"
+        "ldr q2, [%[x], #112]\n"
+        "fadd %[hi].4s, %[hi].4s, v17.4s\n"
+        "ldr q3, [%[x], #112]\n"
+        "fadd %[lo].4s, %[lo].4s, v18.4s\n"
+        "ldr q4, [%[x], #128]\n"
+        "fadd %[hi].4s, %[hi].4s, v19.4s\n"
+        "ldr q5, [%[x], #128]\n"
+        "add %[x], %[x], #112\n"
+        "add %[w], %[w], #288\n"
+        "subs %[pairs], %[pairs], #1\n"
+        "b.ne 1b\n"
+        : [lo] "+w"(acc.lo), [hi] "+w"(acc.hi), [w] "+r"(w), [x] "+r"(x), [pairs] "+r"(pairs)
+        : [magic] "r"(CB_ROUND_MAGIC_BITS)
+        : "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15",
+          "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v26", "v27", "v28", "v29",
+          "v30", "v31", "cc", "memory");
+    return acc;
+}
+
+static void prepare(struct pair *to, const int8_t *q, const float *d, const int32_t *s,
+                    size_t pairs)
+{
+    for (size_t i = 0; i < pairs; i++, to++) {
+        for (size_t j = 0; j < 2; j++) {
+            const int32_t sum = s[2 * i + j];
+            vst1q_s32(to->start[j], vdupq_n_s32((int32_t)CB_ROUND_MAGIC_BITS - 8 * sum));
+            to->d[j] = d[2 * i + j];
+        }
+        memcpy(to->q, q + 2 * i * COLUMNS, sizeof to->q);
+    }
+}
+
+/* All panels, one token: groups [first, first + count) of every row after the other. */
+static void int4_piece(const uint8_t *w, size_t panels, const struct cb_quantized *x, size_t token,
+                       size_t first, size_t count, float *y)
+{
+    const size_t groups = x->groups, at = token * groups + first;
+    const int8_t *q = x->q + at * COLUMNS;
+    struct pair prepared[PAIRS + 1]; /* the last one is read ahead and not used */
+
+    prepare(prepared, q, x->d + at, x->s + at, count / 2);
+    if (count >= 2)
+        prepared[count / 2] = prepared[0];
+    for (size_t p = 0; p < panels; p++, y += ROWS) {
+        const uint8_t *row = w + (p * groups + first) * CB_INT4_BLOCK_BYTES;
+        const size_t last = p + 1 == panels && first + count == groups;
+        const size_t ahead = last && count >= 2 ? 2 : 0; /* nothing to read behind the last ones */
+        const size_t pairs = (count - ahead) / 2;
+        struct f8 acc[BATCH];
+        acc[0] = first == 0 ? zero8() : load8(y);
+        if (pairs > 0)
+            acc[0] = int4_pairs(acc[0], row, prepared, pairs);
+        for (size_t g = 2 * pairs; g < count; g++)
+            int4_block(acc, row + g * CB_INT4_BLOCK_BYTES, q + g * COLUMNS, x->d + at + g,
+                       x->s + at + g, groups, 1);
+        store8(y, acc[0]);
+    }
+}
+
+static void int4_token(const uint8_t *w, size_t panels, const struct cb_quantized *x, size_t token,
+                       float *y)
+{
+    size_t first = 0, left = x->groups;
+    while (left > 0) {
+        /* a piece reads two groups ahead, so the next one has two */
+        const size_t count = left <= 2 * PAIRS ? left : left == 2 * PAIRS + 1 ? left - 2 : 2 * PAIRS;
+        int4_piece(w, panels, x, token, first, count, y);
+        first += count;
+        left -= count;
+    }
+}
+
+/* ---- the table ------------------------------------------------------------------------------ */
+
+void cb_matmul_int4_dotprod(const uint8_t *w, size_t panels, const struct cb_quantized *x,
+                            size_t tokens, float *y, size_t y_stride)
+{
+    const size_t bytes = x->groups * CB_INT4_BLOCK_BYTES, batched = tokens - tokens % 2;
+    for (size_t p = 0; p < panels && tokens > 1; p++) {
+        size_t t = 0;
+        for (; t + BATCH <= tokens; t += BATCH)
+            quantised_panel(w + p * bytes, 0, x, t, BATCH, y + p * ROWS, y_stride);
+        if (t < batched)
+            quantised_panel(w + p * bytes, 0, x, t, 2, y + p * ROWS, y_stride);
+    }
+    if (batched < tokens)
+        int4_token(w, panels, x, batched, y + batched * y_stride);
+}
+
+void cb_matmul_int8_dotprod(const uint8_t *w, size_t panels, const struct cb_quantized *x,
+                            size_t tokens, float *y, size_t y_stride)
+{
+    const size_t bytes = x->groups * CB_INT8_BLOCK_BYTES;
+    for (size_t p = 0; p < panels; p++, w += bytes, y += ROWS) {
+        size_t t = 0;
+        for (; t + BATCH <= tokens; t += BATCH)
+            quantised_panel(w, 1, x, t, BATCH, y, y_stride);
+        for (; t + 2 <= tokens; t += 2)
+            quantised_panel(w, 1, x, t, 2, y, y_stride);
+        if (t < tokens)
+            quantised_panel(w, 1, x, t, 1, y, y_stride);
+    }
+}
+
+const struct cb_kernels cb_kernels_dotprod = {
+    .isa = "dotprod",
+    .quantize = cb_quantize_neon,
+    .matmul_int4 = cb_matmul_int4_dotprod,
+    .matmul_int8 = cb_matmul_int8_dotprod,
+    .matmul_f32 = cb_matmul_f32_neon,
+    .matmul_f16 = cb_matmul_f16_neon,
+    .matmul_bf16 = cb_matmul_bf16_neon,
+    .rmsnorm = cb_rmsnorm_neon,
+    .rope = cb_rope_neon,
+    .attend_f16 = cb_attend_f16_neon,
+    .attend_f32 = cb_attend_f32_neon,
+    .store_f16 = cb_store_f16_neon,
+    .activate = cb_activate_neon,
+    .add_scaled = cb_add_scaled_neon,
+};
