@@ -96,6 +96,11 @@ def shuffled(spec: TokenizerSpec, rng: random.Random) -> TokenizerSpec:
     return dataclasses.replace(spec, merges=merges)
 
 
+def touching(rng: random.Random, length: int) -> str:
+    """Characters that patterns tell apart, each beside each other one: the merges of such a text cross every border."""
+    return "".join(rng.choices("asSlLvde'1٣ \n\r\t!éſ ", k=length))
+
+
 def letters(rng: random.Random, length: int) -> str:
     """Words of three letters only, so that every merge competes with others."""
     return "".join(rng.choices("aaabbc  ", k=length))
@@ -156,12 +161,13 @@ def test_the_c_tokenizer_gives_the_ids_of_the_python_one(pretokenizer: Pretokeni
         shuffled(train(pretokenizer, 200), rng),
         shuffled(train(pretokenizer, 200, int(TokenizerFlag.IGNORE_MERGES)), rng),
         shuffled(train(pretokenizer, 60, corpus=letters(rng, 3000)), rng),
+        dataclasses.replace(train(Pretokenizer.NONE, 500, corpus=touching(rng, 5000)), pretokenizer=pretokenizer),
     ]
     variants[3].unk_id = 5
     cases = []
     for n, spec in enumerate(variants):
         cases.append(write_section(spec, tmp_path / f"section{n}"))
-        few = [letters(rng, rng.randrange(200)).encode() for _ in range(100)]
+        few = [make(rng, rng.randrange(200)).encode() for make in (letters, touching) for _ in range(80)]
         for text in texts(rng, 250) + few:
             cases.append(encode_case(spec, text))
             cases.append(encode_case(spec, text, chat=True))
