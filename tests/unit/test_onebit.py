@@ -265,10 +265,12 @@ def test_the_tiny_models_give_their_golden_results(tiny_models: list[Path], isa:
 
 
 @pytest.mark.usefixtures("native_library")
-def test_the_tiny_models_give_their_golden_results_on_aarch64(tiny_models: list[Path], aarch64: Path) -> None:
+@pytest.mark.parametrize("cpu", ["cortex-a72", "max"])
+def test_the_tiny_models_give_their_golden_results_on_aarch64(tiny_models: list[Path], aarch64: Path, cpu: str) -> None:
+    best = aarch64_isas(aarch64, cpu)[-1]
     for model in tiny_models:
         for case in golden_cases(model):
-            check_golden_aarch64(model, case, aarch64, "cortex-a72", "neon")
+            check_golden_aarch64(model, case, aarch64, cpu, best)
 
 
 @pytest.mark.demo
