@@ -132,9 +132,7 @@ def parse_fragment(text: str, name: str) -> list[Request]:
                     f"{name}:{number}: {match.group(1)} has no reason; "
                     "write a comment directly above it that says why it is there"
                 )
-            requests.append(
-                Request(match.group(1), value, " ".join(reason), name, number, only_where_declared)
-            )
+            requests.append(Request(match.group(1), value, " ".join(reason), name, number, only_where_declared))
             reason = []
         elif line.startswith("#"):
             reason.append(line.lstrip("# "))
@@ -181,9 +179,7 @@ def parse_config(data: bytes, name: str) -> dict[str, str]:
         elif match := _DISABLED.match(line):
             options[match.group(1)] = "n"
     if not options:
-        raise ConfigError(
-            f"{name}: holds no CONFIG_ line; give the .config of a built kernel or /proc/config.gz"
-        )
+        raise ConfigError(f"{name}: holds no CONFIG_ line; give the .config of a built kernel or /proc/config.gz")
     return options
 
 
@@ -223,14 +219,11 @@ def applicable(requests: Iterable[Request], symbols: set[str] | None) -> list[Re
     return [
         request
         for request in requests
-        if not request.only_where_declared
-        or (symbols is not None and request.option in symbols)
+        if not request.only_where_declared or (symbols is not None and request.option in symbols)
     ]
 
 
-def check(
-    requests: Iterable[Request], config: dict[str, str], symbols: set[str] | None = None
-) -> list[Answer]:
+def check(requests: Iterable[Request], config: dict[str, str], symbols: set[str] | None = None) -> list[Answer]:
     """One answer per request."""
     return [_check_one(request, config, symbols) for request in requests]
 
@@ -260,15 +253,9 @@ def _check_requirement(request: Request, config: dict[str, str], state: State) -
         return Answer(request, state, None, dropped=False, note="vendor option, skipped here")
     actual = config.get(requirement.option)
     if actual != requirement.value:
-        note = (
-            f"the requirement needs {requirement.option}={requirement.value}, "
-            f"the final configuration has {actual!r}"
-        )
+        note = f"the requirement needs {requirement.option}={requirement.value}, the final configuration has {actual!r}"
         return Answer(request, state, None, dropped=True, note=note)
-    note = (
-        f"the requirement is met by {requirement.option}={requirement.value} "
-        f"and {requirement.proof}"
-    )
+    note = f"the requirement is met by {requirement.option}={requirement.value} and {requirement.proof}"
     return Answer(request, state, None, dropped=False, note=note)
 
 
@@ -308,12 +295,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="exit codes: 0 all hold, 1 an option was dropped, 2 usage or unreadable input",
     )
     parser.add_argument("fragments", nargs="+", type=Path, metavar="FRAGMENT.cfg")
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a built .config, or a copy of /proc/config.gz"
-    )
-    parser.add_argument(
-        "--kconfig-tree", type=Path, metavar="DIR", help="kernel source: tells unknown names apart"
-    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a built .config, or a copy of /proc/config.gz")
+    parser.add_argument("--kconfig-tree", type=Path, metavar="DIR", help="kernel source: tells unknown names apart")
     parser.add_argument("--arch", default="arm64", help="SRCARCH of the tree (default: arm64)")
     parser.add_argument(
         "--write-applicable",

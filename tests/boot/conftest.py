@@ -22,9 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--boot-cpu", metavar="CPU", help="QEMU's -cpu (default: the board's)")
     group.addoption("--boot-cores", metavar="N", type=int, help="cores (default: the board's)")
     group.addoption("--boot-ram", metavar="MIB", type=int, help="RAM (default: the board's)")
-    group.addoption(
-        "--boot-logs", metavar="DIR", default=str(DEFAULT_LOGS), help="where console logs are kept"
-    )
+    group.addoption("--boot-logs", metavar="DIR", default=str(DEFAULT_LOGS), help="where console logs are kept")
 
 
 @dataclass
@@ -55,9 +53,7 @@ def boot_run(request: pytest.FixtureRequest) -> BootRun:
     config = request.config
     folder = config.getoption("--image")
     if folder is None:
-        pytest.fail(
-            "no image: give --image DIR (make one with tests/smoke/build_image.py)", pytrace=False
-        )
+        pytest.fail("no image: give --image DIR (make one with tests/smoke/build_image.py)", pytrace=False)
     board = config.getoption("--board") or str(Path(folder) / "board.toml")
     run = BootRun(
         image=Image.load(Path(folder)),

@@ -20,8 +20,7 @@ import pexpect  # type: ignore[import-untyped]
 _STAMP = r"(?:\[ *\d+\.\d+\] ?)?"
 CRASH_PATTERNS: dict[str, str] = {
     "panic": _STAMP + r"Kernel panic - not syncing",
-    "oops": _STAMP
-    + r"(?:Internal error: |Unable to handle kernel |kernel BUG at |BUG: [a-z])",
+    "oops": _STAMP + r"(?:Internal error: |Unable to handle kernel |kernel BUG at |BUG: [a-z])",
     "warning": _STAMP + r"WARNING: CPU: ",
     "oom": _STAMP + r"(?:Memory cgroup out of memory|Out of memory)(?:: Killed process| and )",
 }
@@ -156,9 +155,7 @@ class Console:
         except OSError as error:
             raise MachineDied(f"the console took no input ({error})", self.log_path) from error
 
-    def expect(
-        self, pattern: str, *, timeout: float, what: str, allow: Sequence[str] = ()
-    ) -> re.Match[str]:
+    def expect(self, pattern: str, *, timeout: float, what: str, allow: Sequence[str] = ()) -> re.Match[str]:
         """Wait for a pattern; a crash, the end of the machine and silence raise errors.
 
         timeout: seconds; what: completes "waiting for …"; allow: names of CRASH_PATTERNS that
@@ -211,9 +208,7 @@ class Console:
         self._drain()
         text = self.log_path.read_text(encoding="utf-8", errors="replace")
         full = next((line for line in text.splitlines() if matched in line), matched)
-        raise KernelCrash(
-            f"waiting for {what}: the guest's kernel reported: {full.strip()}", self.log_path
-        )
+        raise KernelCrash(f"waiting for {what}: the guest's kernel reported: {full.strip()}", self.log_path)
 
     def _drain(self) -> None:
         """Let the rest of a crash report reach the log."""

@@ -158,9 +158,7 @@ class MachineOptions:
         return "max,pauth-impdef=on" if cpu == "max" else cpu
 
 
-def qemu_command(
-    image: Image, board: Board, options: MachineOptions, *, interactive: bool = False
-) -> list[str]:
+def qemu_command(image: Image, board: Board, options: MachineOptions, *, interactive: bool = False) -> list[str]:
     """The command line that boots the image (interactive: a person has the terminal)."""
     qemu = board.qemu
     cmdline = board.cmdline
@@ -235,9 +233,7 @@ class Shell:
             # Without echo, shells with line editing read plain lines and draw nothing.
             self.console.send(f"stty -echo; PS1=; PS2=; printf '%s%s\\n' '{left}' '{right}'\n")
             try:
-                self.console.expect(
-                    left + right + r"\r*\n", timeout=_SYNC_SECONDS, what="the shell's answer"
-                )
+                self.console.expect(left + right + r"\r*\n", timeout=_SYNC_SECONDS, what="the shell's answer")
             except ConsoleTimeout:
                 continue
             return
@@ -277,8 +273,7 @@ class Shell:
         result = Result(command, _unix_lines(match.group(1)), int(match.group(2)))
         if check and result.exit_code != 0:
             raise CommandFailed(
-                f"{_shorten(command)!r} ended with exit code {result.exit_code}: "
-                f"{result.output.strip()[-400:]}",
+                f"{_shorten(command)!r} ended with exit code {result.exit_code}: {result.output.strip()[-400:]}",
                 self.console.log_path,
             )
         return result
@@ -287,9 +282,7 @@ class Shell:
         """The output, without the last line's end, of a command that must succeed."""
         return self.run(command, timeout=timeout, check=True).output.removesuffix("\n")
 
-    def capture(
-        self, command: str, *, timeout: float = COMMAND_SECONDS, allow: Sequence[str] = ()
-    ) -> Captured:
+    def capture(self, command: str, *, timeout: float = COMMAND_SECONDS, allow: Sequence[str] = ()) -> Captured:
         """Run a command with its streams in files and bring these over unchanged.
 
         The console adds carriage returns and may carry kernel messages in between; exact text
@@ -309,13 +302,9 @@ class Shell:
         try:
             data = base64.b64decode("".join(encoded.split()), validate=True)
         except binascii.Error as error:
-            raise UnexpectedOutput(
-                f"reading {path}: not base64 ({error})", self.console.log_path
-            ) from error
+            raise UnexpectedOutput(f"reading {path}: not base64 ({error})", self.console.log_path) from error
         if len(data) != size:
-            raise UnexpectedOutput(
-                f"reading {path}: {len(data)} of {size} bytes came over", self.console.log_path
-            )
+            raise UnexpectedOutput(f"reading {path}: {len(data)} of {size} bytes came over", self.console.log_path)
         return data
 
     def write_file(self, path: str, data: bytes, *, mode: str = "644") -> None:
@@ -330,18 +319,14 @@ class Shell:
             check=True,
         )
         if (size := int(self.output(f"wc -c <{quoted}"))) != len(data):
-            raise UnexpectedOutput(
-                f"writing {path}: {size} of {len(data)} bytes arrived", self.console.log_path
-            )
+            raise UnexpectedOutput(f"writing {path}: {size} of {len(data)} bytes arrived", self.console.log_path)
 
     def prove_alive(self) -> None:
         """Have the guest compute something that nobody else on the line knows."""
         first, second = secrets.randbelow(30000) + 2, secrets.randbelow(30000) + 2
         answer = self.output(f"echo $(({first} * {second}))")
         if answer != str(first * second):
-            raise UnexpectedOutput(
-                f"the guest says {first} * {second} = {answer!r}", self.console.log_path
-            )
+            raise UnexpectedOutput(f"the guest says {first} * {second} = {answer!r}", self.console.log_path)
 
 
 def _unix_lines(text: str) -> str:
@@ -380,9 +365,7 @@ class Machine:
         """Boot, log in and return a shell. tee: a text stream that sees the boot log, too."""
         command = self.command()
         if shutil.which(command[0]) is None:
-            raise FileNotFoundError(
-                f"{command[0]} is not installed; install it with: apt-get install qemu-system-arm"
-            )
+            raise FileNotFoundError(f"{command[0]} is not installed; install it with: apt-get install qemu-system-arm")
         started = time.monotonic()
         self._console = Console(command, self.log_path)
         self._console.tee(tee)
@@ -410,8 +393,7 @@ class Machine:
         )
         if not re.match(r"[#$]", match.group(0)):
             raise BootFailure(
-                f"the login of {self.user!r} answers {match.group(0)!r}; "
-                "test images log in without a password",
+                f"the login of {self.user!r} answers {match.group(0)!r}; test images log in without a password",
                 self.log_path,
             )
         shell = Shell(self.console)
@@ -426,13 +408,10 @@ class Machine:
         """Shut down in order and return QEMU's exit code."""
         self.console.note("power off")
         self.console.send("poweroff\n")
-        self.console.expect(
-            r"reboot: Power down", timeout=COMMAND_SECONDS, what="the kernel's power-off message"
-        )
+        self.console.expect(r"reboot: Power down", timeout=COMMAND_SECONDS, what="the kernel's power-off message")
         return self.console.expect_end(timeout=COMMAND_SECONDS, what="the machine to go off")
 
     def close(self) -> None:
         """Switch it off the hard way; harmless when it is off already."""
         if self._console is not None:
             self._console.close()
-

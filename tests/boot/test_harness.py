@@ -54,9 +54,7 @@ def fake_machine(tmp_path: Path) -> Iterator[FakeMachine]:
     def make(behaviour: str) -> Machine:
         (tmp_path / "Image").touch()
         (tmp_path / "rootfs.cpio").touch()
-        machine = FakeQemu(
-            Image.load(tmp_path), Board.load(BOARD_FILE), tmp_path / f"{behaviour}.log"
-        )
+        machine = FakeQemu(Image.load(tmp_path), Board.load(BOARD_FILE), tmp_path / f"{behaviour}.log")
         machine.behaviour = behaviour
         machines.append(machine)
         return machine
@@ -139,9 +137,7 @@ def test_a_machine_that_ends_before_the_login_is_a_boot_failure(fake_machine: Fa
         fake_machine("dies").start()
 
 
-def test_a_silent_machine_is_a_boot_failure(
-    fake_machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_machine_is_a_boot_failure(fake_machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "BOOT_SECONDS", 0.5)
     with pytest.raises(BootFailure, match=r"waiting for the login prompt: nothing after"):
         fake_machine("silent").start()

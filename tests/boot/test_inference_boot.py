@@ -143,9 +143,7 @@ def answer_of(captured: Captured) -> Answer:
     )
 
 
-def run_case(
-    shell: Shell, model: Model, case: Case, options: str = "", group: str | None = None
-) -> Answer:
+def run_case(shell: Shell, model: Model, case: Case, options: str = "", group: str | None = None) -> Answer:
     """Run one case in the guest and compare everything that is pinned.
 
     group: folder of a control group to run in.
@@ -180,9 +178,7 @@ def test_every_model_gives_its_golden_tokens_and_logits_within_its_plan(
             shell.run(f"rmdir {group}", check=True)
 
 
-def test_the_portable_kernels_give_the_same_bits(
-    shell: Shell, small_model: Model, subtests: pytest.Subtests
-) -> None:
+def test_the_portable_kernels_give_the_same_bits(shell: Shell, small_model: Model, subtests: pytest.Subtests) -> None:
     for case in small_model.cases:
         with subtests.test(case=case.name):
             run_case(shell, small_model, case, "--isa ref")
@@ -200,9 +196,7 @@ def test_prompt_splits_change_no_bit(shell: Shell, small_model: Model, split: st
 
 
 @pytest.mark.parametrize("cpu", ["cortex-a53", "cortex-a72"])
-def test_older_cores_give_the_same_bits(
-    boot_run: BootRun, boot_machine: Any, small_model: Model, cpu: str
-) -> None:
+def test_older_cores_give_the_same_bits(boot_run: BootRun, boot_machine: Any, small_model: Model, cpu: str) -> None:
     _, shell = boot_machine(MachineOptions(cpu=cpu, cores=2, ram_mib=256))
     run_case(shell, small_model, small_model.cases[0])
     boot_run.proofs += 1
@@ -224,9 +218,7 @@ def test_the_model_is_locked_in_memory(shell: Shell, small_model: Model) -> None
     assert answer.locked_bytes >= small_model.size
 
 
-def test_a_lock_that_cannot_be_had_is_refused_when_it_is_required(
-    shell: Shell, small_model: Model
-) -> None:
+def test_a_lock_that_cannot_be_had_is_refused_when_it_is_required(shell: Shell, small_model: Model) -> None:
     run = f"colibrictl run {small_model.path} {small_model.cases[0].arguments()} --lock require"
     limited = f"ulimit -l 64; {run}"
     captured = shell.capture(f"chmod 755 /run; su colibri -c {shlex.quote(limited)}")
@@ -234,9 +226,7 @@ def test_a_lock_that_cannot_be_had_is_refused_when_it_is_required(
     assert "RLIMIT_MEMLOCK" in captured.stderr
 
 
-def test_a_budget_below_the_floor_is_refused_with_the_number(
-    shell: Shell, small_model: Model
-) -> None:
+def test_a_budget_below_the_floor_is_refused_with_the_number(shell: Shell, small_model: Model) -> None:
     case = small_model.cases[0]
     captured = shell.capture(f"colibrictl run {small_model.path} {case.arguments()} --budget 64K")
     assert captured.exit_code == BUDGET, captured.stderr
@@ -250,14 +240,11 @@ def test_a_tampered_model_is_refused(shell: Shell, small_model: Model, place: st
     copy = "/tmp/tampered.colibri"
     old = int(shell.output(f"od -An -tu1 -j {offset} -N 1 {small_model.path}"))
     shell.run(
-        f"cp {small_model.path} {copy} && printf '\\{old ^ 0x40:03o}' | "
-        f"dd of={copy} bs=1 seek={offset} conv=notrunc",
+        f"cp {small_model.path} {copy} && printf '\\{old ^ 0x40:03o}' | dd of={copy} bs=1 seek={offset} conv=notrunc",
         check=True,
     )
     assert shell.run(f"cmp {small_model.path} {copy}").exit_code == 1
-    captured = shell.capture(
-        f"colibrictl run {copy} {small_model.cases[0].arguments()} --verify open"
-    )
+    captured = shell.capture(f"colibrictl run {copy} {small_model.cases[0].arguments()} --verify open")
     shell.run(f"rm {copy}", check=True)
     assert captured.exit_code == UNVERIFIED, captured.stderr
     assert captured.stdout == b""

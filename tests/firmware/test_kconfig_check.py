@@ -15,9 +15,7 @@ FRAGMENTS = sorted(Path(kconfig_check.__file__).parent.glob("*.cfg"))
 VENDOR = "# kconfig: only-where-declared\n\n# Vendor trees.\nCONFIG_MLOCK=y\n"
 
 
-def answers(
-    fragment: str, config: str, symbols: set[str] | None = None
-) -> list[tuple[State, bool]]:
+def answers(fragment: str, config: str, symbols: set[str] | None = None) -> list[tuple[State, bool]]:
     """State and dropped flag of each line of a fragment."""
     requests = parse_fragment(fragment, "test.cfg")
     found = check(requests, parse_config(config.encode(), "config"), symbols)
@@ -31,14 +29,10 @@ def tree(tmp_path: Path) -> Path:
     (root / "arch" / "arm64").mkdir(parents=True)
     (root / "arch" / "x86").mkdir()
     (root / "mm").mkdir()
-    (root / "Kconfig").write_text(
-        'source "arch/$(SRCARCH)/Kconfig"\nsource "mm/Kconfig"\nosource "vendor/Kconfig"\n'
-    )
+    (root / "Kconfig").write_text('source "arch/$(SRCARCH)/Kconfig"\nsource "mm/Kconfig"\nosource "vendor/Kconfig"\n')
     (root / "arch" / "arm64" / "Kconfig").write_text("config MMU\n\tdef_bool y\n")
     (root / "arch" / "x86" / "Kconfig").write_text("config X86_ONLY\n\tbool\n")
-    (root / "mm" / "Kconfig").write_text(
-        'menuconfig MEMCG\n\tbool "memory"\n\nrsource "Kconfig.debug"\n'
-    )
+    (root / "mm" / "Kconfig").write_text('menuconfig MEMCG\n\tbool "memory"\n\nrsource "Kconfig.debug"\n')
     (root / "mm" / "Kconfig.debug").write_text('config PAGE_OWNER\n\tbool "owner"\n')
     return root
 
@@ -69,9 +63,7 @@ def test_a_module_does_not_answer_a_request_for_a_built_in_option() -> None:
 
 
 def test_an_unknown_name_is_no_symbol_of_this_kernel() -> None:
-    assert answers("# Why.\nCONFIG_A=y\n", "CONFIG_B=y\n", {"CONFIG_B"}) == [
-        (State.NOT_A_SYMBOL, True)
-    ]
+    assert answers("# Why.\nCONFIG_A=y\n", "CONFIG_B=y\n", {"CONFIG_B"}) == [(State.NOT_A_SYMBOL, True)]
 
 
 def test_a_misspelt_line_that_switches_something_off_is_noticed() -> None:
@@ -142,7 +134,7 @@ def test_an_option_asked_for_twice_counts_once() -> None:
 
 
 def test_a_compressed_configuration_is_read() -> None:
-    data = gzip.compress(b"CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=\"x y\"\n")
+    data = gzip.compress(b'CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C="x y"\n')
     assert parse_config(data, "config.gz") == {
         "CONFIG_A": "y",
         "CONFIG_B": "n",
@@ -168,9 +160,7 @@ def test_symbols_are_those_of_the_architecture(tree: Path) -> None:
     }
 
 
-def test_the_command_passes_when_all_options_hold(
-    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_passes_when_all_options_hold(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     fragment, config = files
     assert kconfig_check.main(["--config", str(config), str(fragment)]) == 0
     assert capsys.readouterr().out == (
@@ -187,9 +177,7 @@ def test_the_command_fails_on_a_planted_dropped_option(
     assert capsys.readouterr().out.startswith("DROPPED missing: CONFIG_MEMCG=y (f.cfg:2)")
 
 
-def test_the_command_reports_in_json(
-    files: tuple[Path, Path], tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_reports_in_json(files: tuple[Path, Path], tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fragment, config = files
     arguments = ["--json", "--config", str(config), "--kconfig-tree", str(tree), str(fragment)]
     assert kconfig_check.main(arguments) == 1  # COREDUMP is no symbol of the small tree

@@ -20,9 +20,7 @@ BOARD = support.REPOSITORY / "configs" / "boards" / "qemu-aarch64.toml"
 
 def small_image() -> list[Entry]:
     """The smoke image's entries with stand-ins for the programs."""
-    return smoke_entries(
-        busybox=b"busybox", colibrictl=b"engine", console="ttyAMA0", baud=115200, filesystem="erofs"
-    )
+    return smoke_entries(busybox=b"busybox", colibrictl=b"engine", console="ttyAMA0", baud=115200, filesystem="erofs")
 
 
 def test_two_archives_of_the_same_entries_are_equal_in_any_order() -> None:
@@ -79,9 +77,7 @@ def test_content_keys_depend_on_where_one_input_ends() -> None:
     assert support.content_key("ab", "c") != support.content_key("a", "bc")
 
 
-def test_an_interrupted_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     support.write_atomically(path, b"old")
 
@@ -147,9 +143,7 @@ def test_the_models_disk_has_the_same_bytes_whoever_makes_it(tmp_path: Path) -> 
     assert disks[0] == disks[1]
 
 
-def test_the_command_names_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--colibrictl", str(tmp_path / "none"), "--model", "m", "--output", str(tmp_path)]
     assert build_image.main(arguments) == 1
     assert "none: no such file; build it with: make" in capsys.readouterr().err

@@ -85,16 +85,12 @@ def load_board(path: Path) -> Board:
         raise BuildError(f"{path}: arch is {data.get('arch')!r}; the smoke image is for aarch64")
     filesystem = get("storage", "filesystem", str)
     if filesystem != "erofs":
-        raise BuildError(
-            f"{path}: [storage] filesystem is {filesystem!r}; the smoke image makes erofs"
-        )
+        raise BuildError(f"{path}: [storage] filesystem is {filesystem!r}; the smoke image makes erofs")
     return Board(
         path=path,
         name=str(data.get("name", path.stem)),
         fragments=[FRAGMENT_FOLDER / f"{n}.cfg" for n in get("kernel", "fragments", list)],
-        vendor_fragments=[
-            FRAGMENT_FOLDER / f"{n}.cfg" for n in data["kernel"].get("vendor_fragments", [])
-        ],
+        vendor_fragments=[FRAGMENT_FOLDER / f"{n}.cfg" for n in data["kernel"].get("vendor_fragments", [])],
         console=get("console", "device", str),
         baud=get("console", "baud", int),
         filesystem=filesystem,
@@ -134,9 +130,7 @@ def build_models_disk(output: Path, files: list[Path]) -> None:
             str(image),
             str(folder),
         ]
-        result = subprocess.run(
-            command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        result = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if result.returncode != 0:
             raise BuildError(f"{result.stdout}\nmkfs.erofs ended with code {result.returncode}")
         with image.open("rb") as file_handle:
@@ -167,8 +161,7 @@ def model_files(models: list[Path]) -> list[Path]:
         golden = golden_file(model)
         if golden is None:
             print(
-                f"warning: {model.name} has no golden results beside it; "
-                "the boot tests cannot check its answers",
+                f"warning: {model.name} has no golden results beside it; the boot tests cannot check its answers",
                 file=sys.stderr,
             )
         else:
@@ -180,9 +173,7 @@ def model_files(models: list[Path]) -> list[Path]:
     return files
 
 
-def build(
-    *, colibrictl: Path, models: list[Path], board_path: Path, output: Path, jobs: int
-) -> dict[str, Any]:
+def build(*, colibrictl: Path, models: list[Path], board_path: Path, output: Path, jobs: int) -> dict[str, Any]:
     """Bring the image folder up to date and return its manifest."""
     board = load_board(board_path)
     if not colibrictl.is_file():
@@ -275,12 +266,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--board", type=Path, default=DEFAULT_BOARD, metavar="FILE.toml")
     parser.add_argument("--output", type=Path, metavar="DIR", help="the image folder")
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="parallel compiler runs"
-    )
-    parser.add_argument(
-        "--kernel-only", action="store_true", help="only fill the cache with kernel and busybox"
-    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel compiler runs")
+    parser.add_argument("--kernel-only", action="store_true", help="only fill the cache with kernel and busybox")
     options = parser.parse_args(argv)
     if not options.kernel_only:
         for name in ("colibrictl", "output"):

@@ -99,15 +99,10 @@ def choose_model(shell: Shell, wanted: str | None) -> str:
     return path
 
 
-def ask(
-    shell: Shell, model: str, prompt: str, tokens: int, threads: int, progress: Progress
-) -> Measured:
+def ask(shell: Shell, model: str, prompt: str, tokens: int, threads: int, progress: Progress) -> Measured:
     """Run the model in a control group of its own; the text streams over the console."""
     shell.run(f"mkdir -p {GROUP}", check=True)
-    run = (
-        f"exec colibrictl run {model} --chat -p {shlex.quote(prompt)} -n {tokens} "
-        f"--threads {threads} 2>{ERRORS}"
-    )
+    run = f"exec colibrictl run {model} --chat -p {shlex.quote(prompt)} -n {tokens} --threads {threads} 2>{ERRORS}"
     command = f"sh -c {shlex.quote(f'echo $$ >{GROUP}/cgroup.procs; {run}')}"
     shell.console.tee(progress)
     result = shell.run(command, timeout=GENERATION_SECONDS)
@@ -115,9 +110,7 @@ def ask(
     errors = shell.read_file(ERRORS).decode("utf-8", "replace")
     log = shell.console.log_path
     if result.exit_code != 0:
-        raise UnexpectedOutput(
-            f"colibrictl ended with exit code {result.exit_code}: {errors.strip()}", log
-        )
+        raise UnexpectedOutput(f"colibrictl ended with exit code {result.exit_code}: {errors.strip()}", log)
     answer = result.output.strip()
     if not answer:
         raise UnexpectedOutput(f"the model said nothing: {errors.strip()}", log)
@@ -207,9 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cores", type=int, metavar="N", help="default: the board's")
     parser.add_argument("--ram", type=int, metavar="MIB", help="default: the board's")
     parser.add_argument("--log", type=Path, metavar="FILE", help="default: DIR/../boot-logs/demo.log")
-    parser.add_argument(
-        "--interactive", action="store_true", help="only boot; the console is yours (Ctrl-A X ends)"
-    )
+    parser.add_argument("--interactive", action="store_true", help="only boot; the console is yours (Ctrl-A X ends)")
     options = parser.parse_args(argv)
     try:
         image = Image.load(options.image)

@@ -135,9 +135,7 @@ def _member(entry: Entry, inode: int) -> bytes:
     return head + entry.data + bytes(-len(entry.data) % 4)
 
 
-def smoke_entries(
-    *, busybox: bytes, colibrictl: bytes, console: str, baud: int, filesystem: str
-) -> list[Entry]:
+def smoke_entries(*, busybox: bytes, colibrictl: bytes, console: str, baud: int, filesystem: str) -> list[Entry]:
     """Everything in the smoke image's root file system.
 
     console: device name without /dev/; filesystem: type of the model partition.
@@ -158,10 +156,7 @@ def smoke_entries(
         "var",
     ]
     rcs = _RCS.format(fail=_FAIL_MARK, serial=MODELS_SERIAL, filesystem=filesystem)
-    users = (
-        "root::0:0:root:/root:/bin/sh\n"
-        f"colibri:*:{UNPRIVILEGED_UID}:{UNPRIVILEGED_UID}:engine:/tmp:/bin/sh\n"
-    )
+    users = f"root::0:0:root:/root:/bin/sh\ncolibri:*:{UNPRIVILEGED_UID}:{UNPRIVILEGED_UID}:engine:/tmp:/bin/sh\n"
     return [
         *(directory(path) for path in folders),
         directory("root", 0o700),

@@ -99,10 +99,7 @@ def find_source() -> Path:
     others = sorted(SOURCE_FOLDER.glob(SOURCE_PATTERN))
     if others:
         return others[-1]
-    raise BuildError(
-        f"no kernel source: {preferred} does not exist; "
-        "install it with: apt-get install linux-source-6.1"
-    )
+    raise BuildError(f"no kernel source: {preferred} does not exist; install it with: apt-get install linux-source-6.1")
 
 
 def build_kernel(fragments: list[Path], vendor_fragments: list[Path], jobs: int) -> Kernel:
@@ -111,9 +108,7 @@ def build_kernel(fragments: list[Path], vendor_fragments: list[Path], jobs: int)
     source = find_source()
     compiler = _compiler_version()
     requests = _requested_options([*fragments, *vendor_fragments])
-    key = content_key(
-        "kernel", sha256_file(source), compiler, requests, *_MAKE_ARGUMENTS, *_UNUSED_SOURCE
-    )
+    key = content_key("kernel", sha256_file(source), compiler, requests, *_MAKE_ARGUMENTS, *_UNUSED_SOURCE)
     folder = cache_folder("kernel") / key
     image, config, done = folder / "Image", folder / "config", folder / "complete"
     seconds: float | None = None
@@ -142,9 +137,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _compiler_version() -> str:
-    result = subprocess.run(
-        [CROSS_COMPILE + "gcc", "--version"], check=True, capture_output=True, text=True
-    )
+    result = subprocess.run([CROSS_COMPILE + "gcc", "--version"], check=True, capture_output=True, text=True)
     return result.stdout.splitlines()[0]
 
 

@@ -32,9 +32,7 @@ def require_tools(tools: Iterable[Tool]) -> None:
     if missing:
         programs = ", ".join(tool.program for tool in missing)
         packages = " ".join(sorted({tool.package for tool in missing}))
-        raise BuildError(
-            f"missing on this machine: {programs}; install with: apt-get install {packages}"
-        )
+        raise BuildError(f"missing on this machine: {programs}; install with: apt-get install {packages}")
 
 
 def cache_folder(name: str) -> Path:
