@@ -1,7 +1,20 @@
 /* SPDX-License-Identifier: MIT */
+/*
+ * The compression function exists in plain C and with the SHA instructions of x86-64 and AArch64,
+ * which hash five to ten times faster: the difference between verifying a model and not bothering.
+ */
 #include "sha256.h"
 
+#include <stdatomic.h>
 #include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#include <sys/auxv.h>
+#endif
 
 #include "colibri.h"
 #include "common.h"
@@ -48,7 +61,7 @@ static inline uint32_t load_be(const uint8_t *p)
                     (rotate(w[((i) + 14) & 15], 17) ^ rotate(w[((i) + 14) & 15], 19) ^         \
                      w[((i) + 14) & 15] >> 10))
 
-static void compress_portable(uint32_t state[8], const uint8_t *data, size_t blocks)
+void cb_sha256_portable(uint32_t state[8], const uint8_t *data, size_t blocks)
 {
     for (; blocks > 0; blocks--, data += 64) {
         uint32_t w[16];
@@ -85,7 +98,139 @@ static void compress_portable(uint32_t state[8], const uint8_t *data, size_t blo
     }
 }
 
-static cb_sha256_compress *const compress = compress_portable;
+#if defined(__x86_64__)
+
+/* The instructions keep the state as (f, e, b, a) and (h, g, d, c), lowest lane first. */
+__attribute__((target("sha,sse4.1,ssse3"))) static void
+compress_shani(uint32_t state[8], const uint8_t *data, size_t blocks)
+{
+    const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+    __m128i abcd = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(const void *)state), 0xb1);
+    __m128i efgh = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(const void *)(state + 4)), 0x1b);
+    __m128i abef = _mm_alignr_epi8(abcd, efgh, 8);
+    __m128i cdgh = _mm_blend_epi16(efgh, abcd, 0xf0);
+
+    for (; blocks > 0; blocks--, data += 64) {
+        __m128i w[4], first = abef, second = cdgh;
+        unsigned i;
+
+        for (i = 0; i < 16; i++) {
+            __m128i m;
+
+            if (i < 4) {
+                m = _mm_loadu_si128((const __m128i *)(const void *)(data + 16 * i));
+                m = _mm_shuffle_epi8(m, swap);
+            } else {
+                m = _mm_sha256msg1_epu32(w[i & 3], w[(i + 1) & 3]);
+                m = _mm_add_epi32(m, _mm_alignr_epi8(w[(i + 3) & 3], w[(i + 2) & 3], 4));
+                m = _mm_sha256msg2_epu32(m, w[(i + 3) & 3]);
+            }
+            w[i & 3] = m;
+            m = _mm_add_epi32(m, _mm_loadu_si128((const __m128i *)(const void *)&K[4 * i]));
+            cdgh = _mm_sha256rnds2_epu32(cdgh, abef, m);
+            abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(m, 0x0e));
+        }
+        abef = _mm_add_epi32(abef, first);
+        cdgh = _mm_add_epi32(cdgh, second);
+    }
+    abcd = _mm_shuffle_epi32(abef, 0x1b);
+    efgh = _mm_shuffle_epi32(cdgh, 0xb1);
+    _mm_storeu_si128((__m128i *)(void *)state, _mm_blend_epi16(abcd, efgh, 0xf0));
+    _mm_storeu_si128((__m128i *)(void *)(state + 4), _mm_alignr_epi8(efgh, abcd, 8));
+}
+
+cb_sha256_compress *cb_sha256_accelerated(void)
+{
+    unsigned a, b, c, d;
+
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & bit_SSSE3) == 0 || (c & bit_SSE4_1) == 0)
+        return NULL;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (b & 1u << 29) == 0)
+        return NULL;
+    return compress_shani;
+}
+
+#elif defined(__aarch64__)
+
+#define HWCAP_BIT_SHA2 (1ul << 6)
+
+/* In assembly, so that the file needs no compiler flags of its own. */
+#define EXTENSION ".arch_extension sha2\n\t"
+
+static inline uint32x4_t rounds_abcd(uint32x4_t abcd, uint32x4_t efgh, uint32x4_t wk)
+{
+    __asm__(EXTENSION "sha256h %q0, %q1, %2.4s" : "+w"(abcd) : "w"(efgh), "w"(wk));
+    return abcd;
+}
+
+static inline uint32x4_t rounds_efgh(uint32x4_t efgh, uint32x4_t abcd, uint32x4_t wk)
+{
+    __asm__(EXTENSION "sha256h2 %q0, %q1, %2.4s" : "+w"(efgh) : "w"(abcd), "w"(wk));
+    return efgh;
+}
+
+static inline uint32x4_t schedule(uint32x4_t w0, uint32x4_t w1, uint32x4_t w2, uint32x4_t w3)
+{
+    __asm__(EXTENSION "sha256su0 %0.4s, %1.4s" : "+w"(w0) : "w"(w1));
+    __asm__(EXTENSION "sha256su1 %0.4s, %1.4s, %2.4s" : "+w"(w0) : "w"(w2), "w"(w3));
+    return w0;
+}
+
+static void compress_sha2(uint32_t state[8], const uint8_t *data, size_t blocks)
+{
+    uint32x4_t abcd = vld1q_u32(state), efgh = vld1q_u32(state + 4);
+
+    for (; blocks > 0; blocks--, data += 64) {
+        uint32x4_t w[4], first = abcd, second = efgh;
+        unsigned i;
+
+        for (i = 0; i < 16; i++) {
+            uint32x4_t m, before = abcd;
+
+            if (i < 4)
+                m = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(data + 16 * i)));
+            else
+                m = schedule(w[i & 3], w[(i + 1) & 3], w[(i + 2) & 3], w[(i + 3) & 3]);
+            w[i & 3] = m;
+            m = vaddq_u32(m, vld1q_u32(&K[4 * i]));
+            abcd = rounds_abcd(abcd, efgh, m);
+            efgh = rounds_efgh(efgh, before, m);
+        }
+        abcd = vaddq_u32(abcd, first);
+        efgh = vaddq_u32(efgh, second);
+    }
+    vst1q_u32(state, abcd);
+    vst1q_u32(state + 4, efgh);
+}
+
+cb_sha256_compress *cb_sha256_accelerated(void)
+{
+    return (getauxval(AT_HWCAP) & HWCAP_BIT_SHA2) != 0 ? compress_sha2 : NULL;
+}
+
+#else
+
+cb_sha256_compress *cb_sha256_accelerated(void)
+{
+    return NULL;
+}
+
+#endif
+
+/* Asked once; two threads that ask at the same time find the same answer. */
+static void compress(uint32_t h[8], const uint8_t *data, size_t blocks)
+{
+    static _Atomic(cb_sha256_compress *) chosen;
+    cb_sha256_compress *function = atomic_load_explicit(&chosen, memory_order_relaxed);
+
+    if (function == NULL) {
+        function = cb_sha256_accelerated();
+        if (function == NULL)
+            function = cb_sha256_portable;
+        atomic_store_explicit(&chosen, function, memory_order_relaxed);
+    }
+    function(h, data, blocks);
+}
 
 void cb_sha256_init(struct cb_sha256 *s)
 {

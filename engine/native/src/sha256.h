@@ -15,6 +15,10 @@ struct cb_sha256 {
 /* Compress `blocks` blocks of 64 bytes; the one function that an instruction set replaces. */
 typedef void cb_sha256_compress(uint32_t h[8], const uint8_t *data, size_t blocks);
 
+void cb_sha256_portable(uint32_t h[8], const uint8_t *data, size_t blocks);
+/* With the SHA instructions of this CPU; NULL when it has none. */
+cb_sha256_compress *cb_sha256_accelerated(void);
+
 void cb_sha256_init(struct cb_sha256 *s);
 void cb_sha256_update(struct cb_sha256 *s, const void *data, size_t size);
 void cb_sha256_final(struct cb_sha256 *s, uint8_t out[32]);

@@ -53,9 +53,29 @@ static void test_a_million_bytes_in_any_pieces_give_one_hash(void)
     }
 }
 
+static void test_plain_c_and_sha_instructions_agree(void)
+{
+    static uint8_t data[64 * 9];
+    cb_sha256_compress *accelerated = cb_sha256_accelerated();
+    uint32_t a[8], b[8];
+    size_t blocks, i;
+
+    printf("     sha instructions: %s\n", accelerated != NULL ? "yes" : "none");
+    for (i = 0; i < sizeof data; i++)
+        data[i] = (uint8_t)(i * i * 7 + 3 * i);
+    for (blocks = 0; accelerated != NULL && blocks < 9; blocks++) {
+        for (i = 0; i < 8; i++)
+            a[i] = b[i] = (uint32_t)(0x9e3779b9u * (i + blocks + 1));
+        cb_sha256_portable(a, data + 1, blocks); /* any alignment */
+        accelerated(b, data + 1, blocks);
+        CHECK(memcmp(a, b, sizeof a) == 0);
+    }
+}
+
 int main(void)
 {
     RUN(test_published_examples_match);
+    RUN(test_plain_c_and_sha_instructions_agree);
     RUN(test_a_million_bytes_in_any_pieces_give_one_hash);
     return RESULT();
 }
