@@ -184,6 +184,12 @@ def parity() -> list[Step]:
     return [pytest("parity", "tests/parity")]
 
 
+def checkkernels_on(cpu: str) -> Step:
+    """The kernel checker on an emulated CPU: which instruction sets there are depends on it."""
+    golden = str(REPOSITORY / "engine" / "native" / "tests" / "golden")
+    return Step(f"kernels-{cpu}", ["qemu-aarch64", "-cpu", cpu, str(AARCH64 / "checkkernels"), "--golden", golden])
+
+
 def qemu_user() -> list[Step]:
     """AArch64 and 32-bit ARM programs under user-mode emulation."""
     return [
@@ -191,6 +197,7 @@ def qemu_user() -> list[Step]:
         meson_tests("c-tests-aarch64", AARCH64),
         engine("arm-linux-gnueabihf", "--cross-compile=arm-linux-gnueabihf-", "--ldflags=-static"),
         meson_tests("c-tests-arm", ARM),
+        *(checkkernels_on(cpu) for cpu in ("cortex-a53", "cortex-a76")),
         pytest("one-bit-aarch64", "tests/unit/test_onebit.py", "-k", EMULATED),
     ]
 
