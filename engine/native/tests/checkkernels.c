@@ -879,6 +879,16 @@ int main(int argc, char **argv)
                golden ? ", golden vectors read" : "");
         fflush(stdout);
     }
+#if defined(CB_HAVE_AVX512)
+    if (!isa && !benchmark && cb_kernels_select("avx2")) {
+        const unsigned long before = cases, failed = failures;
+        rng_state = seed;
+        check_isa(&check_emulated_avx512, rounds);
+        if (golden)
+            check_golden(&check_emulated_avx512, golden);
+        printf("avx512, emulated: %lu cases, %lu failures\n", cases - before, failures - failed);
+    }
+#endif
     cb_fpu_leave(control);
     if (failures) {
         printf("FAILED: %lu failures; repeat with --seed %llu\n", failures,

@@ -19,4 +19,7 @@ int check_floats(const char *isa, const char *what, const char *shape, const flo
 /* checkkernels_golden.c: the operators of one table against every file of the golden folder. */
 void check_golden(const struct cb_kernels *k, const char *folder);
 
+/* emulated_avx512.c: what kernels/avx512.c computes, for CPUs with AVX2 only. */
+extern const struct cb_kernels check_emulated_avx512;
+
 #endif
