@@ -74,6 +74,13 @@ def _choice(name: str, value: str, allowed: tuple[str, ...]) -> int:
     return allowed.index(value)
 
 
+def _unsigned(name: str, value: int, bits: int = 32) -> int:
+    """A value that fits the field; ctypes would cut it without a word."""
+    if not 0 <= value < 1 << bits:
+        raise ColibriError(Code.ARGUMENT, f"{name} is {value}; the limit is 0..2^{bits} - 1")
+    return value
+
+
 def isas_compiled() -> list[str]:
     """Instruction sets that the library was built with, ascending."""
     return bytes(_ffi.load().colibri_isas_compiled()).decode().split()
@@ -118,15 +125,15 @@ class Engine:
         self._library = _ffi.load()
         options = _ffi.ModelOptions()
         self._library.colibri_model_options_default(ctypes.byref(options))
-        options.threads = threads
-        options.context_tokens = context_tokens
-        options.batch_tokens = batch_tokens
-        options.max_sessions = max_sessions
+        options.threads = _unsigned("threads", threads)
+        options.context_tokens = _unsigned("context_tokens", context_tokens)
+        options.batch_tokens = _unsigned("batch_tokens", batch_tokens)
+        options.max_sessions = _unsigned("max_sessions", max_sessions)
         options.kv = _choice("kv", kv, KV_NAMES)
         options.verify = _choice("verify", verify, VERIFY_NAMES)
         options.lock = _choice("lock", lock, LOCK_NAMES)
-        options.budget_bytes = budget_bytes
-        options.max_text_bytes = max_text_bytes
+        options.budget_bytes = _unsigned("budget_bytes", budget_bytes, 64)
+        options.max_text_bytes = _unsigned("max_text_bytes", max_text_bytes)
         options.isa = None if isa is None else isa.encode()
         handle = ctypes.c_void_p()
         error = _ffi.ErrorStruct()
@@ -401,10 +408,10 @@ class Session:
         sampler = _ffi.SamplerStruct()
         self._library.colibri_sampler_default(ctypes.byref(sampler))
         sampler.temperature = temperature
-        sampler.top_k = top_k
+        sampler.top_k = _unsigned("top_k", top_k)
         sampler.top_p = top_p
         sampler.min_p = min_p
-        sampler.seed = seed
+        sampler.seed = _unsigned("seed", seed, 64)
         error = _ffi.ErrorStruct()
         code = self._library.colibri_session_set_sampler(self._open, ctypes.byref(sampler), ctypes.byref(error))
         _ffi.check(code, error)
@@ -492,6 +499,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-b", "--batch", type=int, default=0, help="prompt tokens per batch")
     parser.add_argument("--batch-split", default="", metavar="5,3|each", help="cut the prompt")
     parser.add_argument("--kv", choices=KV_NAMES, default="f16", help="type of the KV cache")
+    parser.add_argument("--verify", choices=VERIFY_NAMES, default="first", help="check weights when touched, or before")
+    parser.add_argument("--lock", choices=LOCK_NAMES, default="try", help="lock the model in memory")
+    parser.add_argument("--budget", type=int, default=0, metavar="BYTES", help="refuse a larger plan; 0 = no limit")
     parser.add_argument("--isa", help="kernels to use; default: the best")
     parser.add_argument("--ignore-end", action="store_true", help="go on behind an end token")
     parser.add_argument("--print-ids", action="store_true", help="print the ids on stderr")
@@ -519,6 +529,9 @@ def run_command(args: argparse.Namespace) -> int:
         batch_tokens=args.batch,
         kv=args.kv,
         isa=args.isa,
+        verify=args.verify,
+        lock=args.lock,
+        budget_bytes=args.budget,
     ) as engine:
         message = engine.report().lock_message
         if message:

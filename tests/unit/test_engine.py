@@ -138,6 +138,9 @@ def test_report_says_what_was_had(engine: Engine) -> None:
         ({"isa": "mmx"}, Code.ISA),
         ({"budget_bytes": 4096}, Code.BUDGET),
         ({"threads": 65}, Code.ARGUMENT),
+        ({"threads": -1}, Code.ARGUMENT),
+        ({"max_text_bytes": 1 << 32}, Code.ARGUMENT),
+        ({"budget_bytes": 1 << 64}, Code.ARGUMENT),
         ({"context_tokens": 129}, Code.ARGUMENT),
         ({"batch_tokens": 513}, Code.ARGUMENT),
         ({"kv": "int8"}, Code.ARGUMENT),
@@ -250,9 +253,10 @@ def test_a_seed_gives_the_same_tokens_and_another_seed_others(engine: Engine) ->
     assert tokens(1) != tokens(2)
 
 
-def test_a_sampler_out_of_range_is_refused(engine: Engine) -> None:
+@pytest.mark.parametrize("field", [{"temperature": -1.0}, {"top_k": -1}, {"seed": 1 << 64}, {"top_p": 0.0}])
+def test_a_sampler_out_of_range_is_refused(engine: Engine, field: dict[str, float]) -> None:
     with engine.session() as session, pytest.raises(ColibriError) as caught:
-        session.set_sampler(temperature=-1)
+        session.set_sampler(**field)  # type: ignore[arg-type]
     assert code_of(caught) == Code.ARGUMENT
 
 
@@ -340,6 +344,12 @@ def test_run_refuses_arguments_with_the_fix(model: Path, arguments: list[str], m
     with pytest.raises(ColibriError, match=message) as caught:
         run(str(model), *arguments)
     assert code_of(caught) == Code.ARGUMENT
+
+
+def test_run_refuses_a_budget_that_is_too_small(model: Path) -> None:
+    with pytest.raises(ColibriError) as caught:
+        run(str(model), "--ids", "1", "--budget", "4096")
+    assert code_of(caught) == Code.BUDGET
 
 
 def test_a_prompt_is_cut_as_told() -> None:
