@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -28,8 +27,8 @@ def test_two_archives_of_the_same_entries_are_equal_in_any_order() -> None:
     assert write_newc(entries) == write_newc(entries[::-1])
 
 
-@pytest.mark.skipif(shutil.which("cpio") is None, reason="cpio lists the archive")
 def test_cpio_reads_the_archive() -> None:
+    support.require_tools([Tool("cpio", "cpio")])
     result = subprocess.run(
         ["cpio", "--list", "--verbose", "--quiet", "--numeric-uid-gid"],
         input=write_newc(small_image()),
@@ -123,10 +122,6 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
         build_image.model_files(paths)
 
 
-@pytest.mark.skipif(
-    shutil.which("mkfs.erofs", path=os.environ["PATH"] + ":/usr/sbin") is None,
-    reason="erofs-utils is needed",
-)
 def test_the_models_disk_has_the_same_bytes_whoever_makes_it(tmp_path: Path) -> None:
     disks = []
     for name, permissions in (("one", 0o644), ("two", 0o600)):

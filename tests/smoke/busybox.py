@@ -9,6 +9,7 @@ how they are verified is whatever the machine's apt is set up with.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from support import BuildError, Tool, cache_folder, content_key, require_tools, 
 
 PACKAGE = "busybox-static"
 ARCH = "arm64"
+WORK_FOLDERS = ("state", "cache", "download", "unpacked")  # below the cache folder; removed when done
 TOOLS = (Tool("apt-get", "apt"), Tool("dpkg-deb", "dpkg"))
 _ELF_AARCH64 = (b"\x7fELF\x02\x01", b"\xb7\x00")  # 64-bit little-endian; e_machine at byte 18
 
@@ -49,7 +51,7 @@ def _distribution() -> str:
 def _download(folder: Path, program: Path, version: Path) -> None:
     require_tools(TOOLS)
     print(f"busybox: fetching {PACKAGE} for {ARCH}", flush=True)
-    for name in ("state/lists/partial", "cache/archives/partial", "download", "unpacked"):
+    for name in ("state/lists/partial", "cache/archives/partial", *WORK_FOLDERS):
         (folder / name).mkdir(parents=True, exist_ok=True)
     apt = [
         "apt-get",
@@ -88,6 +90,8 @@ def _download(folder: Path, program: Path, version: Path) -> None:
     data = found[0].read_bytes()
     if not (data.startswith(_ELF_AARCH64[0]) and data[18:20] == _ELF_AARCH64[1]):
         raise BuildError(f"{package.name}: bin/busybox is no AArch64 program; remove {folder}")
+    for name in WORK_FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
     write_atomically(program, data)
     write_atomically(version, package.name.split("_")[1].replace("%3a", ":").encode())
 
