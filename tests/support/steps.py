@@ -107,7 +107,7 @@ def lint() -> list[Step]:
         "tests/boot": "configs/kernel",
         "tests/firmware": "configs/kernel:tests/smoke",
         "tests/parity": "tests:tests/unit",
-        "tests/smoke": "",
+        "tests/smoke": "tests/boot",
         "tests/support": "",
         "tests/unit": "tests",
     }
