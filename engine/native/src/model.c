@@ -272,18 +272,16 @@ void cb_model_lock(colibri_model *m)
 {
     const struct cb_section *experts = &m->container.sections[CB_SECTION_EXPERTS];
     size_t trunk = (size_t)experts->offset; /* on a page of 4096; whole pages below */
-    int64_t before;
 
     /* Unlock first: what the kernel counts must be what this call locks. */
     cb_unlock(m->arena.mapping.base, m->arena.mapping.bytes);
     cb_unlock(m->file.base, m->file.bytes);
-    before = cb_locked_now();
-    memset(&m->lock, 0, sizeof m->lock);
+    cb_lock_begin(&m->lock);
     cb_lock(&m->lock, m->arena.mapping.base, m->arena.mapping.bytes);
     trunk = trunk / cb_page_bytes() * cb_page_bytes();
     cb_lock(&m->lock, m->file.base, trunk);
     cb_lock(&m->lock, m->file.base + trunk, m->file.bytes - trunk);
-    cb_lock_finish(&m->lock, before);
+    cb_lock_finish(&m->lock);
 }
 
 static int apply_lock(colibri_model *m, uint32_t policy, colibri_error *error)
@@ -394,6 +392,8 @@ void cb_model_leave(colibri_model *m)
 
 int colibri_model_plan(const colibri_model *m, colibri_plan *plan)
 {
+    if (m == NULL || plan == NULL)
+        return COLIBRI_ERR_ARGUMENT;
     if (plan->struct_size != sizeof *plan)
         return COLIBRI_ERR_STRUCT_SIZE;
     *plan = m->plan;
@@ -429,6 +429,8 @@ static void describe_layers(const colibri_model *m, colibri_model_info *info)
 
 int colibri_model_info_get(const colibri_model *m, colibri_model_info *info)
 {
+    if (m == NULL || info == NULL)
+        return COLIBRI_ERR_ARGUMENT;
     if (info->struct_size != sizeof *info)
         return COLIBRI_ERR_STRUCT_SIZE;
     memset(info, 0, sizeof *info);
@@ -451,6 +453,8 @@ int colibri_model_info_get(const colibri_model *m, colibri_model_info *info)
 
 int colibri_model_report(const colibri_model *m, colibri_report *report)
 {
+    if (m == NULL || report == NULL)
+        return COLIBRI_ERR_ARGUMENT;
     if (report->struct_size != sizeof *report)
         return COLIBRI_ERR_STRUCT_SIZE;
     memset(report, 0, sizeof *report);

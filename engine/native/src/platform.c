@@ -107,13 +107,14 @@ unsigned cb_cpu_count(void)
     return online > 0 ? (unsigned)online : 1;
 }
 
-int64_t cb_locked_now(void)
+/* Bytes of a "Name:   123 kB" line of a file of /proc, or -1. */
+static int64_t proc_bytes(const char *path, const char *name)
 {
     char text[4096];
     size_t have = 0;
     const char *line;
     int64_t kib = 0;
-    int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
 
     if (fd < 0)
         return -1;
@@ -128,26 +129,44 @@ int64_t cb_locked_now(void)
     }
     (void)close(fd);
     text[have] = '\0';
-    line = strstr(text, "VmLck:");
+    line = strstr(text, name);
     if (line == NULL)
         return -1;
-    for (line += 6; *line == ' ' || *line == '\t'; line++)
+    for (line += strlen(name); *line == ' ' || *line == '\t'; line++)
         ;
     for (; *line >= '0' && *line <= '9'; line++)
         kib = kib * 10 + (*line - '0');
     return kib * 1024;
 }
 
+static int64_t locked_now(void)
+{
+    return proc_bytes("/proc/self/status", "VmLck:");
+}
+
+void cb_lock_begin(struct cb_lock_state *s)
+{
+    memset(s, 0, sizeof *s);
+    s->before = locked_now();
+    s->available = proc_bytes("/proc/meminfo", "MemAvailable:");
+}
+
 void cb_lock(struct cb_lock_state *s, const void *base, size_t bytes)
 {
+    int number = ENOMEM;
+
     if (bytes == 0)
         return;
-    if (mlock(base, bytes) == 0) {
+    if (s->available >= 0 && s->locked + bytes > (uint64_t)s->available) {
+        s->short_memory = 1;
+    } else if (mlock(base, bytes) == 0) {
         s->locked += bytes;
         return;
+    } else {
+        number = errno;
     }
     if (s->number == 0)
-        s->number = errno;
+        s->number = number;
     s->unlocked += bytes;
 }
 
@@ -164,9 +183,9 @@ size_t cb_page_bytes(void)
     return bytes > 0 ? (size_t)bytes : 4096;
 }
 
-void cb_lock_finish(struct cb_lock_state *s, int64_t before)
+void cb_lock_finish(struct cb_lock_state *s)
 {
-    int64_t now = cb_locked_now();
+    int64_t now = locked_now(), before = s->before;
     unsigned long long need = (unsigned long long)(s->locked + s->unlocked);
     struct rlimit limit;
 
@@ -183,6 +202,13 @@ void cb_lock_finish(struct cb_lock_state *s, int64_t before)
     }
     if (s->number == 0)
         return;
+    if (s->short_memory) {
+        (void)snprintf(s->message, sizeof s->message,
+                       "%llu of %llu bytes are not locked: MemAvailable is %lld; free memory, lower "
+                       "context_tokens or use a smaller model",
+                       (unsigned long long)s->unlocked, need, (long long)s->available);
+        return;
+    }
     if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
         (void)snprintf(s->message, sizeof s->message,
                        "RLIMIT_MEMLOCK is %llu, needs %llu (short by %llu): `ulimit -l %llu`, "

@@ -25,18 +25,21 @@ unsigned cb_cpu_count(void);
 /* What locking achieved. */
 struct cb_lock_state {
     uint64_t locked, unlocked;
+    int64_t before;    /* VmLck when locking began, -1: unknown */
+    int64_t available; /* MemAvailable then, -1: unknown */
+    int short_memory;  /* a range was left alone because it would not fit */
     int number;        /* errno of the first refusal, 0 when none */
     char message[192]; /* empty, or what to do */
 };
 
+void cb_lock_begin(struct cb_lock_state *s);
+
 size_t cb_page_bytes(void);
-/* Lock a range (page-aligned base); adds to the state, keeps going after a refusal. */
+/* Lock a range (page-aligned base); adds to the state, keeps going after a refusal. A range that is
+ * larger than the memory that is left is not tried: the kernel would end the process, not the call. */
 void cb_lock(struct cb_lock_state *s, const void *base, size_t bytes);
 void cb_unlock(const void *base, size_t bytes);
-/* Compare with what the kernel says it locked (VmLck), and write the message. `before` is
- * cb_locked_now() before the first cb_lock. */
-void cb_lock_finish(struct cb_lock_state *s, int64_t before);
-/* Bytes this process has locked (VmLck), or -1 when /proc does not say. */
-int64_t cb_locked_now(void);
+/* Compare with what the kernel says it locked (VmLck), and write the message. */
+void cb_lock_finish(struct cb_lock_state *s);
 
 #endif

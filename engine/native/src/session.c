@@ -46,6 +46,8 @@ void colibri_session_free(colibri_session *s)
 
 void colibri_session_reset(colibri_session *s)
 {
+    if (s == NULL)
+        return;
     s->position = 0;
     s->batch = 0;
     s->sampled = 0;
