@@ -37,7 +37,7 @@ ALLOWED_SYMBOLS = {
     "strings": "memcpy memmove memset memcmp memchr strlen strcmp strncmp strchr strstr strerror strerror_r "
     "__xpg_strerror_r snprintf vsnprintf explicit_bzero",
     "processor and errors": "getauxval __errno_location __tls_get_addr",
-    "compiler": "__stack_chk_fail __stack_chk_guard __cpu_model __cpu_indicator_init "
+    "compiler": "__stack_chk_fail __stack_chk_guard __cpu_model __cpu_features2 __cpu_indicator_init "
     "_GLOBAL_OFFSET_TABLE_ __ehdr_start",
 }  # fmt: skip
 ALLOWED = {name for names in ALLOWED_SYMBOLS.values() for name in names.split()}
