@@ -297,14 +297,13 @@ static void check_quantize(const struct cb_kernels *k)
 
 #define MAX_TOKENS 19 /* above two of the largest batches */
 
-/* max_tokens: 1, or the most of a random number */
 static void check_matmul_quantised(const struct cb_kernels *k, int int8, size_t groups,
-                                   size_t max_tokens)
+                                   size_t tokens)
 {
     run(k->isa, int8 ? "matmul_int8" : "matmul_int4");
     const size_t block = int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES;
     const size_t scales = block - 16;
-    const size_t panels = between(1, 5), tokens = between(1, max_tokens);
+    const size_t panels = between(1, 5);
     const size_t stride = panels * 8 + between(0, 5);
     uint8_t *w = guarded(panels * groups * block);
     int8_t *q = guarded(tokens * groups * 32);
@@ -599,13 +598,17 @@ static void check_isa(const struct cb_kernels *k, unsigned rounds)
             check_matmul_quantised(k, 0, groups + more, 1);
             check_matmul_quantised(k, 1, groups + more, 1);
         }
+    for (size_t tokens = 1; tokens <= MAX_TOKENS; tokens++) {
+        check_matmul_quantised(k, 0, 3, tokens);
+        check_matmul_quantised(k, 1, 3, tokens);
+    }
     for (unsigned i = 0; i < rounds; i++) {
         check_quantize(k);
-        check_matmul_quantised(k, 0, 1 + i % 9, MAX_TOKENS);
-        check_matmul_quantised(k, 1, 1 + i % 9, MAX_TOKENS);
+        check_matmul_quantised(k, 0, 1 + i % 9, between(1, MAX_TOKENS));
+        check_matmul_quantised(k, 1, 1 + i % 9, between(1, MAX_TOKENS));
         if (i % 16 == 0) {
-            check_matmul_quantised(k, 0, 33, MAX_TOKENS);
-            check_matmul_quantised(k, 1, 33, MAX_TOKENS);
+            check_matmul_quantised(k, 0, 33, between(1, MAX_TOKENS));
+            check_matmul_quantised(k, 1, 33, between(1, MAX_TOKENS));
         }
         check_matmul_float(k, CB_DTYPE_F32);
         check_matmul_float(k, CB_DTYPE_F16);
