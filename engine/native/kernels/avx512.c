@@ -95,7 +95,8 @@ INLINE void one_panel(const uint8_t *w, int int8, const struct cb_quantized *x, 
 /* The same 32 bytes of two panels. */
 INLINE __m512i load_both(const uint8_t *p, size_t panel_bytes)
 {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(load_bytes(p)), load_bytes(p + panel_bytes), 1);
+    const __m512i low = _mm512_castsi256_si512(load_bytes(p));
+    return _mm512_inserti64x4(low, load_bytes(p + panel_bytes), 1);
 }
 
 INLINE __m512 load_both_scales(const uint8_t *p, size_t panel_bytes)

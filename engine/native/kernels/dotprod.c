@@ -5,7 +5,7 @@
  *
  * sdot multiplies nibbles 0..15 as they are, and the correction -8 * S starts the sum instead of
  * ending it. The start also holds the bits of 1.5 * 2^23: an integer below 2^22 added to them is
- * that number as a float, so subtracting 12582912.0 gives float(isum) exactly, without a conversion.
+ * that number as a float, so subtracting 12582912.0 gives float(isum) exactly and saves converting.
  */
 #include "exact.h"
 
@@ -274,7 +274,9 @@ static void int4_token(const uint8_t *w, size_t panels, const struct cb_quantize
     size_t first = 0, left = x->groups;
     while (left > 0) {
         /* a piece reads two groups ahead, so the next one has two */
-        const size_t count = left <= 2 * PAIRS ? left : left == 2 * PAIRS + 1 ? left - 2 : 2 * PAIRS;
+        size_t count = left <= 2 * PAIRS ? left : 2 * PAIRS;
+        if (left - count == 1)
+            count--;
         int4_piece(w, panels, x, token, first, count, y);
         first += count;
         left -= count;

@@ -47,7 +47,8 @@ INLINE int8x16_t signed_bytes(uint8x16_t v)
 /* 8 columns of 8 rows, stored as two steps of 4: to[n] is 8 columns of rows 2 * n and 2 * n + 1. */
 INLINE void load_rows(uint8x16_t to[4], const uint8_t *w)
 {
-    const uint32x4_t a = vreinterpretq_u32_u8(vld1q_u8(w)), b = vreinterpretq_u32_u8(vld1q_u8(w + 32));
+    const uint32x4_t a = vreinterpretq_u32_u8(vld1q_u8(w));
+    const uint32x4_t b = vreinterpretq_u32_u8(vld1q_u8(w + 32));
     const uint32x4_t c = vreinterpretq_u32_u8(vld1q_u8(w + 16));
     const uint32x4_t d = vreinterpretq_u32_u8(vld1q_u8(w + 48));
     to[0] = vreinterpretq_u8_u32(vzip1q_u32(a, b));
@@ -67,7 +68,7 @@ INLINE float32x4_t high_halves(float32x4_t a, float32x4_t b)
     return vcombine_f32(vget_high_f32(a), vget_high_f32(b));
 }
 
-/* One block: acc[p][n] is pair p of tokens, rows 2 * n and 2 * n + 1. Pair p reads x[p * stride]. */
+/* One block: acc[p][n] is pair p of tokens, rows 2 * n and 2 * n + 1. Pair p reads x[p * stride] */
 INLINE void block(float32x4_t acc[PAIRS][4], const uint8_t *w, int int8, const struct tile *x,
                   size_t stride, size_t pairs)
 {
@@ -97,8 +98,9 @@ INLINE void block(float32x4_t acc[PAIRS][4], const uint8_t *w, int int8, const s
         }
     }
     const struct f8 scales = load_scales(w + (int8 ? 256 : 128));
-    const float32x4_t scale[4] = {low_halves(scales.lo, scales.lo), high_halves(scales.lo, scales.lo),
-                                  low_halves(scales.hi, scales.hi), high_halves(scales.hi, scales.hi)};
+    const float32x4_t scale[4] = {
+        low_halves(scales.lo, scales.lo), high_halves(scales.lo, scales.lo),
+        low_halves(scales.hi, scales.hi), high_halves(scales.hi, scales.hi)};
     CB_UNROLL
     for (size_t p = 0; p < pairs; p++) {
         const float32x4_t d = vld1q_f32(x[p * stride].d);
@@ -120,7 +122,8 @@ INLINE void tiles(const uint8_t *w, int int8, const struct tile *x, size_t count
         CB_UNROLL
         for (size_t n = 0; n < 4; n++) {
             const float *at = y + 2 * p * y_stride + 2 * n;
-            acc[p][n] = begin ? vdupq_n_f32(0.0f) : vcombine_f32(vld1_f32(at), vld1_f32(at + y_stride));
+            acc[p][n] = begin ? vdupq_n_f32(0.0f)
+                              : vcombine_f32(vld1_f32(at), vld1_f32(at + y_stride));
         }
     for (size_t g = 0; g < count; g++, w += int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES)
         block(acc, w, int8, x + g, PIECE_GROUPS, pairs);
@@ -152,15 +155,17 @@ INLINE void quantised_rows(const uint8_t *w, int int8, size_t panels, const stru
                 float *to = y + token * y_stride + panel * ROWS;
                 size_t p = 0;
                 for (; p + PAIRS <= pairs; p += PAIRS)
-                    tiles(row, int8, piece[p], count, PAIRS, first == 0, to + 2 * p * y_stride, y_stride);
+                    tiles(row, int8, piece[p], count, PAIRS, first == 0, to + 2 * p * y_stride,
+                          y_stride);
                 if (p < pairs)
-                    tiles(row, int8, piece[p], count, 1, first == 0, to + 2 * p * y_stride, y_stride);
+                    tiles(row, int8, piece[p], count, 1, first == 0, to + 2 * p * y_stride,
+                          y_stride);
             }
         }
     }
 }
 
-/* The last tokens one by one: where pairs end. */
+/* An odd token is left to the kernels for one. */
 static struct cb_quantized from_token(const struct cb_quantized *x, size_t token)
 {
     const size_t at = token * x->groups;
