@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from colibri import operators as ops
 from colibri._spec import Code, Role, RouterNormalise, RouterScore, Scope
 from colibri.errors import ColibriError
 from colibri.operators import F32
@@ -82,6 +83,20 @@ def test_a_threshold_leaves_weak_experts_out(make: Any) -> None:
     silent = make(replace(shape, moe={**weak, "threshold": 0.0, "routed_scale": 0.0})).session().append(PROMPT).logits
     assert not np.array_equal(none, all_of_them)
     np.testing.assert_array_equal(none, silent)
+
+
+def test_a_parallel_layer_feeds_its_experts_the_input_of_its_mixer(tmp_path: Path) -> None:
+    seen = []
+
+    class Spy(ReferenceModel):
+        def experts(self, moe: Any, layer: int, x: Any, ids: Any, weights: Any) -> F32:
+            seen.append(x.x)
+            return super().experts(moe, layer, x, ids, weights)
+
+    model = Spy(write_model(tmp_path / "m.colibri", SHAPES["parallel"]))
+    model.session().append(PROMPT)
+    weight = model.weights.needed(Role.PRE_MIXER_NORM, 0)
+    same_bits(seen[0], ops.rmsnorm(model.embed(PROMPT), weight, 1e-5))
 
 
 def test_a_float_model_follows_a_float64_transcription(make: Any) -> None:
