@@ -229,15 +229,15 @@ static inline void build_attention(const struct build_recipe *r, const struct bu
     uint32_t v = a->kv_heads * a->value_dim, full = a->qk_norm_kind == CB_QK_NORM_FULL_WIDTH;
 
     build_matrix(g, CB_ROLE_Q, r->trunk_dtype, q, h);
-    build_matrix(g, CB_ROLE_K, r->trunk_dtype, k, h);
-    build_matrix(g, CB_ROLE_V, r->trunk_dtype, v, h);
-    build_matrix(g, CB_ROLE_O, r->trunk_dtype, h, a->heads * a->value_dim);
     if (a->q_bias)
         build_vector(g, CB_ROLE_Q_BIAS, q);
-    if (a->kv_bias) {
+    build_matrix(g, CB_ROLE_K, r->trunk_dtype, k, h);
+    if (a->kv_bias)
         build_vector(g, CB_ROLE_K_BIAS, k);
+    build_matrix(g, CB_ROLE_V, r->trunk_dtype, v, h);
+    if (a->kv_bias)
         build_vector(g, CB_ROLE_V_BIAS, v);
-    }
+    build_matrix(g, CB_ROLE_O, r->trunk_dtype, h, a->heads * a->value_dim);
     if (a->o_bias)
         build_vector(g, CB_ROLE_O_BIAS, h);
     if (a->qk_norm_kind != CB_QK_NORM_NONE) {
@@ -261,16 +261,16 @@ static inline void build_trunk_layer(const struct build_recipe *r, struct build_
     if (l->layer.ffn_kind == CB_FFN_DENSE)
         build_mlp(&g, CB_ROLE_FFN_GATE, r->trunk_dtype, h, l->ffn.intermediate, l->ffn.gated);
     if (l->layer.ffn_kind == CB_FFN_MOE) {
-        build_matrix(&g, CB_ROLE_ROUTER, r->router_dtype, l->moe.experts, h);
-        if (l->moe.router_bias)
-            build_vector(&g, CB_ROLE_ROUTER_BIAS, l->moe.experts);
-        if (l->moe.selection_bias)
-            build_vector(&g, CB_ROLE_ROUTER_SELECTION_BIAS, l->moe.experts);
         if (l->has_shared)
             build_mlp(&g, CB_ROLE_SHARED_GATE, r->trunk_dtype, h, l->shared.intermediate,
                       l->shared.gated);
         if (l->has_shared && l->shared.gate)
             build_matrix(&g, CB_ROLE_SHARED_ROUTER, CB_DTYPE_F32, 1, h);
+        build_matrix(&g, CB_ROLE_ROUTER, r->router_dtype, l->moe.experts, h);
+        if (l->moe.router_bias)
+            build_vector(&g, CB_ROLE_ROUTER_BIAS, l->moe.experts);
+        if (l->moe.selection_bias)
+            build_vector(&g, CB_ROLE_ROUTER_SELECTION_BIAS, l->moe.experts);
     }
     build_extent(f, CB_EXTENT_TRUNK, index, CB_NONE_INDEX, g.end);
 }
