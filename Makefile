@@ -6,6 +6,7 @@ PYTHON ?= $(shell for p in /usr/bin/python3.11 python3.11 /usr/bin/python3 pytho
 VENV := build/venv/bin
 SUPPORT := tests/support
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
 # A compiler on the command line means: build the engine with it.

@@ -170,17 +170,23 @@ def toolchain(cross_compile: str, cc: str, cflags: str, ldflags: str) -> Toolcha
     compiler = shlex.split(cc) or [f"{cross_compile}gcc" if cross_compile else "cc"]
     if compiler[0] == "cc" and not shutil.which("cc"):
         compiler[0] = "gcc"
-    if "ziglang" in compiler or Path(compiler[0]).name == "zig":
-        archiver = [*compiler[: compiler.index("cc")], "ar"]
-    else:
-        archiver = [f"{cross_compile}ar"]
-        if not cross_compile and (name := Path(compiler[0]).name).endswith("-gcc"):
-            archiver = [str(Path(compiler[0]).parent / name[:-3]) + "ar"]
-            if "/" not in compiler[0]:
-                archiver = [name[:-3] + "ar"]
     return detect(
-        compiler, archiver, shlex.split(cflags), shlex.split(ldflags), bool(cross_compile)
+        compiler, find_archiver(compiler, cross_compile), shlex.split(cflags), shlex.split(ldflags), bool(cross_compile)
     )
+
+
+def find_archiver(compiler: list[str], cross_compile: str) -> list[str]:
+    """The ar that understands what a compiler makes."""
+    folder, _, name = compiler[0].rpartition("/")
+    if name == "zig" or "ziglang" in compiler:
+        return [*compiler[: compiler.index("cc")], "ar"]
+    if cross_compile:
+        return [f"{cross_compile}ar"]
+    if name.endswith("-gcc"):
+        return [f"{folder}/{name[:-3]}ar" if folder else f"{name[:-3]}ar"]
+    triple = probe(compiler, "-dumpmachine").strip()
+    choices = ("llvm-ar", f"{triple}-ar") if "clang" in name else ()
+    return [next((choice for choice in choices if shutil.which(choice)), "ar")]
 
 
 def main() -> int:
