@@ -403,13 +403,21 @@ class ModelFile:
         for scope, layer in tensor_groups(self.records):
             wanted = required_tensors(self.records, scope, layer)
             missing = dict(wanted)
-            end = 0
+            end = next_role = 0
             while i < count:
                 where = start + i * spec.TENSOR_ENTRY_BYTES
                 found = _TENSOR.unpack_from(data, where)
                 if (found[8], found[1]) != (scope, _index(layer)):
                     break
-                entry = self._tensor(found, wanted, missing, base + where)
+                if found[0] < next_role:
+                    group = "global" if layer is None else f"layer {layer}"
+                    raise ColibriError(
+                        Code.TENSOR,
+                        f"{group}: role {found[0]} stands behind role {next_role - 1}; roles ascend",
+                        base + where,
+                    )
+                next_role = found[0] + 1
+                entry = self._tensor(found, wanted, base + where)
                 expected = round_up(end, spec.TENSOR_ALIGN_BYTES)
                 if entry.offset != expected:
                     raise ColibriError(
@@ -441,7 +449,6 @@ class ModelFile:
         self,
         found: tuple[int, ...],
         wanted: dict[Role, Shape],
-        missing: dict[Role, Shape],
         where: int,
     ) -> TensorEntry:
         role, layer, dtype, layout, rows, columns, offset, size, scope, reserved = found
@@ -454,8 +461,6 @@ class ModelFile:
             raise error(f"role {role} is not one the records ask for")
         shape = wanted[Role(role)]
         name = Role(role).name.lower()
-        if Role(role) not in missing:
-            raise error(f"{name} occurs twice")
         if (rows, columns) != (shape.rows, shape.columns):
             raise error(f"{name} is {rows} x {columns}, must be {shape.rows} x {shape.columns}")
         if layout != shape.layout or dtype not in set(DType):

@@ -9,11 +9,14 @@
  * enum colibri_code and fills the caller's colibri_error (may be NULL) with a message that names
  * the thing, the value, the limit and the fix.
  *
- * One call per model at a time: a second concurrent call returns COLIBRI_ERR_BUSY, except
- * colibri_session_cancel, which any thread or signal handler may call.
+ * One call per model at a time: a second concurrent call that computes, creates, samples or
+ * tokenises returns COLIBRI_ERR_BUSY. Free, reset and the getters must not be called while another
+ * call on the model runs; colibri_session_cancel may, by any thread or signal handler. Handles must
+ * not be NULL unless it is said; the calls that fill a colibri_error check theirs.
  *
- * The mapped file must not shrink while a model is open: the kernel answers such an access with
- * SIGBUS, which the library does not catch (it is a guest); replace files by rename.
+ * The mapped file must neither shrink nor be rewritten while a model is open: the kernel answers an
+ * access beyond its end with SIGBUS, which the library does not catch (it is a guest), and weights
+ * that were verified are not hashed again. Replace files by rename.
  */
 #ifndef COLIBRI_H
 #define COLIBRI_H
@@ -145,7 +148,8 @@ COLIBRI_API int colibri_session_append(colibri_session *session, const int32_t *
 /* Logits of the last appended position: f32, [vocabulary]; valid until the next call. */
 COLIBRI_API const float *colibri_session_logits(const colibri_session *session);
 COLIBRI_API uint32_t colibri_session_position(const colibri_session *session);
-/* Async-signal-safe: makes a running append of this session return COLIBRI_ERR_CANCELLED. */
+/* Async-signal-safe: makes the running append of this session, or else its next one, return
+ * COLIBRI_ERR_CANCELLED once. colibri_session_reset forgets it. */
 COLIBRI_API void colibri_session_cancel(colibri_session *session);
 
 typedef struct colibri_sampler {
@@ -233,10 +237,12 @@ typedef struct colibri_report {
 COLIBRI_API int colibri_model_plan(const colibri_model *model, colibri_plan *plan);
 COLIBRI_API int colibri_model_info_get(const colibri_model *model, colibri_model_info *info);
 COLIBRI_API int colibri_model_report(const colibri_model *model, colibri_report *report);
-/* Times each expert of a layer was chosen by this model's sessions: [experts]. NULL when none. */
+/* Times each expert of a layer was chosen by this model's sessions, batches of calls that failed
+ * later included: [experts]. NULL when none. */
 COLIBRI_API const uint64_t *colibri_expert_counts(const colibri_model *model, uint32_t layer,
                                                   uint32_t *experts);
-/* Routed ids of the last append, for tests: [tokens of the last batch][top_k]; NULL when none. */
+/* Routed ids of the last append, for tests: [tokens of the last batch][top_k]; NULL when none
+ * or when the last append failed. */
 COLIBRI_API const int32_t *colibri_session_routing(const colibri_session *session, uint32_t layer,
                                                    uint32_t *tokens, uint32_t *top_k);
 

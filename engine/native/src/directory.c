@@ -364,8 +364,7 @@ static int check_tensor(const struct cb_directory *d, uint32_t index, const stru
 
     if (t->role >= ROLES || needs[t->role].rows == 0)
         return cb_fail(error, COLIBRI_ERR_TENSOR, at,
-                       "tensor %u: role %u of layer %d is not asked for by the records, or twice "
-                       "there",
+                       "tensor %u: role %u of layer %d is not asked for by the records",
                        index, t->role, (int)t->layer);
     need = &needs[t->role];
     if (t->dtype > CB_DTYPE_MXFP4)
@@ -405,7 +404,7 @@ static int check_group(const struct cb_directory *d, uint32_t *index, uint32_t s
 {
     struct cb_extent e;
     uint64_t end = 0;
-    uint32_t role;
+    uint32_t role, next_role = 0;
 
     for (; *index < d->tensor_count; ++*index) {
         struct cb_tensor t;
@@ -414,10 +413,15 @@ static int check_group(const struct cb_directory *d, uint32_t *index, uint32_t s
         cb_directory_tensor(d, *index, &t);
         if (t.scope != scope || t.layer != layer)
             break;
+        if (t.role < next_role)
+            return cb_fail(error, COLIBRI_ERR_TENSOR, tensor_at(d, *index),
+                           "tensor %u: role %u of layer %d stands behind role %u; roles ascend",
+                           *index, t.role, (int)layer, next_role - 1);
         code = check_tensor(d, *index, &t, needs, cb_up(end, CB_TENSOR_ALIGN_BYTES), error);
         if (code != 0)
             return code;
         end = t.offset + t.size;
+        next_role = t.role + 1;
     }
     for (role = 0; role < ROLES; role++) {
         if (needs[role].rows != 0)

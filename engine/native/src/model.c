@@ -334,6 +334,7 @@ int colibri_model_open(const char *path, const colibri_model_options *options,
 {
     struct opening o;
     colibri_model *m = NULL;
+    uint64_t fpu;
     int code;
 
     if (path == NULL || model == NULL)
@@ -341,6 +342,7 @@ int colibri_model_open(const char *path, const colibri_model_options *options,
                        "colibri_model_open: path and model must not be NULL");
     *model = NULL;
     memset(&o, 0, sizeof o);
+    fpu = cb_fpu_enter(); /* records hold floats that are compared */
     code = cb_options_resolve(&o.options, options, error);
     if (code == 0)
         code = select_kernels(&o, error);
@@ -352,6 +354,7 @@ int colibri_model_open(const char *path, const colibri_model_options *options,
         code = allocate(&o, &m, error);
     if (code == 0)
         code = finish(m, &o, error);
+    cb_fpu_leave(fpu);
     if (code != 0) {
         colibri_model_close(m);
         cb_unmap(&o.file);

@@ -52,6 +52,7 @@ void colibri_session_reset(colibri_session *s)
     s->batch = 0;
     s->sampled = 0;
     s->has_logits = 0;
+    atomic_store_explicit(&s->cancel, 0, memory_order_relaxed);
 }
 
 void colibri_session_cancel(colibri_session *s)
@@ -143,10 +144,14 @@ static int append_batches(colibri_session *s, const void *ids, size_t count, col
         ids = (const char *)ids + tokens * sizeof batch[0];
         count -= tokens;
     }
-    if (code == 0)
+    if (code == 0) {
         s->has_logits = 1;
-    else
-        s->position = start; /* what was written behind it in the cache is written again */
+        return 0;
+    }
+    s->position = start; /* what was written behind it in the cache is written again */
+    s->batch = 0;        /* the routing of a failed batch is nobody's */
+    if (code == COLIBRI_ERR_CANCELLED)
+        atomic_store_explicit(&s->cancel, 0, memory_order_relaxed);
     return code;
 }
 
@@ -162,7 +167,6 @@ int colibri_session_append(colibri_session *s, const int32_t *ids, size_t count,
     code = cb_model_enter(s->model, "colibri_session_append", error);
     if (code != 0)
         return code;
-    atomic_store_explicit(&s->cancel, 0, memory_order_relaxed);
     code = check_ids(s, ids, count, error);
     if (code == 0) {
         fpu = cb_fpu_enter();
@@ -196,14 +200,21 @@ const int32_t *colibri_session_routing(const colibri_session *s, uint32_t layer,
 int colibri_session_set_sampler(colibri_session *s, const colibri_sampler *sampler,
                                 colibri_error *error)
 {
+    uint64_t fpu;
     int code;
 
     if (s == NULL || sampler == NULL)
         return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
                        "colibri_session_set_sampler: session and sampler must not be NULL");
+    code = cb_model_enter(s->model, "colibri_session_set_sampler", error);
+    if (code != 0)
+        return code;
+    fpu = cb_fpu_enter();
     code = cb_sampler_check(sampler, error);
+    cb_fpu_leave(fpu);
     if (code == 0)
         s->sampler = *sampler;
+    cb_model_leave(s->model);
     return code;
 }
 

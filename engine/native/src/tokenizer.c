@@ -599,11 +599,18 @@ int cb_tokenizer_encode(const struct cb_tokenizer *t, const char *text, size_t l
 
 const char *cb_tokenizer_bytes(const struct cb_tokenizer *t, int32_t id, size_t *length)
 {
+    uint32_t start, end;
+
     *length = 0;
     if (id < 0 || (uint32_t)id >= t->head.tokens)
         return NULL;
-    *length = token_length(t, (uint32_t)id);
-    return t->text + t->offsets[id];
+    /* Checked at open; again here, because a rewritten file must not lead outside the section. */
+    start = t->offsets[id];
+    end = t->offsets[id + 1];
+    if (start > end || end > t->head.text_bytes)
+        return NULL;
+    *length = end - start;
+    return t->text + start;
 }
 
 int cb_tokenizer_is_end(const struct cb_tokenizer *t, int32_t id)
