@@ -59,8 +59,34 @@ int cb_quantize_neon(const float *x, size_t groups, int8_t *q, float *d, int32_t
 /*
  * A vector of weights holds rows 0-3 (or 4-7) with 4 columns each; the 4 activations of those
  * columns are repeated for every row. The long multiply of a half gives two rows with 4 partial
- * sums each. `lane` is a constant wherever these are inlined.
+ * sums each.
  */
+
+/* One token, one group: repeated once for all panels. */
+struct repeated {
+    int8_t q[8][16];
+    int16_t start[8]; /* -8 * S for each of two rows, in their first partial sum */
+    float d;
+    float unused[3];
+};
+
+#define PIECE 64 /* groups that are prepared at once: 10 KiB of stack */
+
+static void repeat(struct repeated *to, const int8_t *q, const float *d, const int32_t *s,
+                   size_t count, int correction)
+{
+    for (size_t g = 0; g < count; g++, q += COLUMNS) {
+        const int16_t start = (int16_t)(-correction * s[g]);
+        for (size_t i = 0; i < 8; i++)
+            for (size_t r = 0; r < 4; r++)
+                memcpy(to[g].q[i] + 4 * r, q + 4 * i, 4);
+        memset(to[g].start, 0, sizeof to[g].start);
+        to[g].start[0] = to[g].start[4] = start;
+        to[g].d = d[g];
+    }
+}
+
+/* `lane` is a constant wherever this is inlined. */
 INLINE int8x16_t repeat4(int8x16_t q, int lane)
 {
     const int32x4_t v = vreinterpretq_s32_s8(q);
@@ -83,57 +109,11 @@ INLINE int8x16_t repeat4(int8x16_t q, int lane)
     return vreinterpretq_s8_s32(r);
 }
 
-/* The scales and sums of 4 groups (or of one, in lane 0): read once, used by lane. */
-struct groups4 {
-    float32x4_t d;
-    int16x8_t s; /* the low halves of the 32-bit sums are lanes 0, 2, 4, 6 */
-};
-
-INLINE struct groups4 load_groups4(const float *d, const int32_t *s)
-{
-    return (struct groups4){vld1q_f32(d), vreinterpretq_s16_s32(vld1q_s32(s))};
-}
-
-INLINE struct groups4 load_group(const float *d, const int32_t *s)
-{
-    return (struct groups4){vld1q_dup_f32(d), vreinterpretq_s16_s32(vld1q_dup_s32(s))};
-}
-
-INLINE float32x4_t times_lane(float32x4_t a, float32x4_t d, int lane)
-{
-    switch (lane) {
-    case 0:
-        return vmulq_laneq_f32(a, d, 0);
-    case 1:
-        return vmulq_laneq_f32(a, d, 1);
-    case 2:
-        return vmulq_laneq_f32(a, d, 2);
-    default:
-        return vmulq_laneq_f32(a, d, 3);
-    }
-}
-
-/* isum - 8 * S, modulo 2^16 */
-INLINE int16x8_t correct(int16x8_t isum, int16x8_t eight, int16x8_t s, int lane)
-{
-    switch (lane) {
-    case 0:
-        return vmlsq_laneq_s16(isum, eight, s, 0);
-    case 1:
-        return vmlsq_laneq_s16(isum, eight, s, 2);
-    case 2:
-        return vmlsq_laneq_s16(isum, eight, s, 4);
-    default:
-        return vmlsq_laneq_s16(isum, eight, s, 6);
-    }
-}
-
 /* acc (+) (float(isum) (*) (dw (*) d)) */
-INLINE struct f8 add_group(struct f8 acc, int32x4_t lo, int32x4_t hi, struct f8 scales,
-                           float32x4_t d, int lane)
+INLINE struct f8 add_group(struct f8 acc, int32x4_t lo, int32x4_t hi, struct f8 scales, float d)
 {
     const struct f8 isum = {vcvtq_f32_s32(lo), vcvtq_f32_s32(hi)};
-    const struct f8 scale = {times_lane(scales.lo, d, lane), times_lane(scales.hi, d, lane)};
+    const struct f8 scale = {vmulq_n_f32(scales.lo, d), vmulq_n_f32(scales.hi, d)};
     return add_product8(acc, isum, scale);
 }
 
@@ -154,19 +134,20 @@ INLINE void multiply(int16x8_t sum[4], int8x16_t w0, int8x16_t w1, int8x16_t q, 
 }
 
 /*
- * One int4 block for `tokens` tokens, whose activations are `stride` groups apart. A lane sums 8
- * products of a nibble (0..15) and an activation, at most 8 * 15 * 127 = 15240; adding two lanes
- * stays below 2^15, adding four may wrap, and the correction takes that back: the true sum of a
- * group is at most 8 * 127 * 32 = 32512.
+ * One int4 block. A lane sums 8 products of a nibble (0..15) and an activation, at most
+ * 8 * 15 * 127 = 15240. With the correction, or when lanes are added, it may wrap, and in the end
+ * that is taken back: the true sum of a group is at most 8 * 127 * 32 = 32512. With one token the
+ * activations are those of `one`; else those of `tokens` tokens, `stride` groups apart.
  */
-INLINE void int4_block(struct f8 acc[BATCH], const uint8_t *w, const int8_t *q, size_t stride,
-                       const struct groups4 scale[BATCH], int lane, int16x8_t eight, size_t tokens)
+INLINE void int4_block(struct f8 acc[BATCH], const uint8_t *w, const struct repeated *one,
+                       const int8_t *q, const float *d, const int32_t *s, size_t stride,
+                       size_t tokens)
 {
     int16x8_t sum[BATCH][4];
-    int8x16_t low[BATCH], high[BATCH];
     if (tokens == 1) {
-        low[0] = load_activations(q);
-        high[0] = load_activations(q + 16);
+        CB_UNROLL
+        for (size_t j = 0; j < 4; j++)
+            sum[0][j] = vld1q_s16(one->start);
     }
     CB_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -175,24 +156,27 @@ INLINE void int4_block(struct f8 acc[BATCH], const uint8_t *w, const int8_t *q, 
         const int8x16_t l1 = vreinterpretq_s8_u8(vandq_u8(b1, vdupq_n_u8(15)));
         const int8x16_t h0 = vreinterpretq_s8_u8(vshrq_n_u8(b0, 4));
         const int8x16_t h1 = vreinterpretq_s8_u8(vshrq_n_u8(b1, 4));
+        if (tokens == 1) {
+            multiply(sum[0], l0, l1, load_activations(one->q[i]), 0);
+            multiply(sum[0], h0, h1, load_activations(one->q[4 + i]), 0);
+            continue;
+        }
         CB_UNROLL
         for (size_t t = 0; t < tokens; t++) {
             const int8_t *qt = q + t * stride * COLUMNS;
-            if (tokens > 1) { /* not enough registers to keep them */
-                low[t] = load_activations(qt);
-                high[t] = load_activations(qt + 16);
-            }
-            multiply(sum[t], l0, l1, repeat4(low[t], i), i == 0);
-            multiply(sum[t], h0, h1, repeat4(high[t], i), 0);
+            multiply(sum[t], l0, l1, repeat4(load_activations(qt), i), i == 0);
+            multiply(sum[t], h0, h1, repeat4(load_activations(qt + 16), i), 0);
         }
     }
     const struct f8 scales = load_scales(w + 128);
     CB_UNROLL
     for (size_t t = 0; t < tokens; t++) {
         const int16x8_t a = vpaddq_s16(sum[t][0], sum[t][1]), b = vpaddq_s16(sum[t][2], sum[t][3]);
-        const int16x8_t isum = correct(vpaddq_s16(a, b), eight, scale[t].s, lane);
+        int16x8_t isum = vpaddq_s16(a, b);
+        if (tokens > 1)
+            isum = vsubq_s16(isum, vdupq_n_s16((int16_t)(8 * s[t * stride])));
         acc[t] = add_group(acc[t], vmovl_s16(vget_low_s16(isum)), vmovl_high_s16(isum), scales,
-                           scale[t].d, lane);
+                           tokens == 1 ? one->d : d[t * stride]);
     }
 }
 
@@ -200,8 +184,8 @@ INLINE void int4_block(struct f8 acc[BATCH], const uint8_t *w, const int8_t *q, 
  * One int8 block. Two products reach 2 * 128 * 127 = 32512 and fit 16 bits; they are then added to
  * 32-bit sums, two to a row.
  */
-INLINE void int8_block(struct f8 acc[BATCH], const uint8_t *w, const int8_t *q, size_t stride,
-                       const struct groups4 scale[BATCH], int lane, size_t tokens)
+INLINE void int8_block(struct f8 acc[BATCH], const uint8_t *w, const struct repeated *one,
+                       const int8_t *q, const float *d, size_t stride, size_t tokens)
 {
     int32x4_t sum[BATCH][4];
     CB_UNROLL
@@ -211,10 +195,16 @@ INLINE void int8_block(struct f8 acc[BATCH], const uint8_t *w, const int8_t *q, 
         const int8x16_t v0 = vld1q_s8(rows + 32), v1 = vld1q_s8(rows + 48);
         CB_UNROLL
         for (size_t t = 0; t < tokens; t++) {
-            const int8x16_t half = load_activations(q + t * stride * COLUMNS + 16 * (i / 2));
             int16x8_t pair[4];
-            multiply(pair, w0, w1, repeat4(half, 2 * (i % 2)), 1);
-            multiply(pair, v0, v1, repeat4(half, 2 * (i % 2) + 1), 0);
+            if (tokens == 1) {
+                multiply(pair, w0, w1, load_activations(one->q[2 * i]), 1);
+                multiply(pair, v0, v1, load_activations(one->q[2 * i + 1]), 0);
+            } else {
+                __asm__ volatile("" ::: "memory"); /* loading ahead would spill */
+                const int8x16_t half = load_activations(q + t * stride * COLUMNS + 16 * (i / 2));
+                multiply(pair, w0, w1, repeat4(half, 2 * (i % 2)), 1);
+                multiply(pair, v0, v1, repeat4(half, 2 * (i % 2) + 1), 0);
+            }
             CB_UNROLL
             for (size_t j = 0; j < 4; j++)
                 sum[t][j] = i == 0 ? vpaddlq_s16(pair[j]) : vpadalq_s16(sum[t][j], pair[j]);
@@ -224,58 +214,56 @@ INLINE void int8_block(struct f8 acc[BATCH], const uint8_t *w, const int8_t *q, 
     CB_UNROLL
     for (size_t t = 0; t < tokens; t++)
         acc[t] = add_group(acc[t], vpaddq_s32(sum[t][0], sum[t][1]),
-                           vpaddq_s32(sum[t][2], sum[t][3]), scales, scale[t].d, lane);
+                           vpaddq_s32(sum[t][2], sum[t][3]), scales,
+                           tokens == 1 ? one->d : d[t * stride]);
 }
 
-INLINE void quantised_block(struct f8 acc[BATCH], const uint8_t *w, int int8, const int8_t *q,
-                            size_t stride, const struct groups4 scale[BATCH], int lane,
-                            int16x8_t eight, size_t tokens)
+/* All panels, one token: a piece of every row after the other; sums wait in y between pieces. */
+INLINE void one_token(const uint8_t *w, int int8, size_t panels, const struct cb_quantized *x,
+                      size_t token, float *y)
 {
-    __asm__ volatile("" ::: "memory"); /* loading several blocks ahead would spill */
-    if (int8)
-        int8_block(acc, w, q, stride, scale, lane, tokens);
-    else
-        int4_block(acc, w, q, stride, scale, lane, eight, tokens);
+    const size_t groups = x->groups, block = int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES;
+    struct repeated piece[PIECE];
+    for (size_t first = 0, count; first < groups; first += count) {
+        const size_t at = token * groups + first;
+        count = groups - first < PIECE ? groups - first : PIECE;
+        repeat(piece, x->q + at * COLUMNS, x->d + at, x->s + at, count, int8 ? 0 : 8);
+        for (size_t p = 0; p < panels; p++) {
+            const uint8_t *row = w + (p * groups + first) * block;
+            struct f8 acc[BATCH];
+            acc[0] = first == 0 ? zero8() : load8(y + p * ROWS);
+            for (size_t g = 0; g < count; g++, row += block) {
+                if (int8)
+                    int8_block(acc, row, piece + g, NULL, NULL, 0, 1);
+                else
+                    int4_block(acc, row, piece + g, NULL, NULL, NULL, 0, 1);
+            }
+            store8(y + p * ROWS, acc[0]);
+        }
+    }
 }
 
-/* One panel, `tokens` tokens from `first` on; `unroll` groups are written out in the loop. */
-INLINE void quantised_panel(const uint8_t *w, int int8, const struct cb_quantized *x, size_t first,
-                            size_t tokens, size_t unroll, float *y, size_t y_stride)
+/* One panel, BATCH tokens from `first` on. */
+INLINE void batch(const uint8_t *w, int int8, const struct cb_quantized *x, size_t first, float *y,
+                  size_t y_stride)
 {
     const size_t groups = x->groups;
-    const size_t block = int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES;
     const int8_t *q = x->q + first * groups * COLUMNS;
     const float *d = x->d + first * groups;
     const int32_t *s = x->s + first * groups;
-    struct groups4 scale[BATCH];
     struct f8 acc[BATCH];
-    int16x8_t eight = vdupq_n_s16(8);
-    size_t g = 0;
-
-    __asm__("" : "+w"(eight)); /* else gcc shifts and subtracts: three instructions for one */
     CB_UNROLL
-    for (size_t t = 0; t < tokens; t++)
+    for (size_t t = 0; t < BATCH; t++)
         acc[t] = zero8();
-    if (unroll == 4)
-        for (; g + 4 <= groups; g += 4, w += 4 * block, q += 4 * COLUMNS) {
-            CB_UNROLL
-            for (size_t t = 0; t < tokens; t++)
-                scale[t] = load_groups4(d + t * groups + g, s + t * groups + g);
-            quantised_block(acc, w, int8, q, groups, scale, 0, eight, tokens);
-            quantised_block(acc, w + block, int8, q + COLUMNS, groups, scale, 1, eight, tokens);
-            quantised_block(acc, w + 2 * block, int8, q + 2 * COLUMNS, groups, scale, 2, eight,
-                            tokens);
-            quantised_block(acc, w + 3 * block, int8, q + 3 * COLUMNS, groups, scale, 3, eight,
-                            tokens);
-        }
-    for (; g < groups; g++, w += block, q += COLUMNS) {
-        CB_UNROLL
-        for (size_t t = 0; t < tokens; t++)
-            scale[t] = load_group(d + t * groups + g, s + t * groups + g);
-        quantised_block(acc, w, int8, q, groups, scale, 0, eight, tokens);
+    for (size_t g = 0; g < groups; g++, q += COLUMNS) {
+        if (int8)
+            int8_block(acc, w, NULL, q, d + g, groups, BATCH);
+        else
+            int4_block(acc, w, NULL, q, d + g, s + g, groups, BATCH);
+        w += int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES;
     }
     CB_UNROLL
-    for (size_t t = 0; t < tokens; t++)
+    for (size_t t = 0; t < BATCH; t++)
         store8(y + (first + t) * y_stride, acc[t]);
 }
 
@@ -283,13 +271,12 @@ INLINE void quantised_rows(const uint8_t *w, int int8, size_t panels, const stru
                            size_t tokens, float *y, size_t y_stride)
 {
     const size_t bytes = x->groups * (int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES);
-    for (size_t p = 0; p < panels; p++, w += bytes, y += ROWS) {
-        size_t t = 0;
-        for (; t + BATCH <= tokens; t += BATCH)
-            quantised_panel(w, int8, x, t, BATCH, 1, y, y_stride);
-        for (; t < tokens; t++)
-            quantised_panel(w, int8, x, t, 1, 4, y, y_stride);
-    }
+    const size_t batched = tokens - tokens % BATCH;
+    for (size_t p = 0; p < panels; p++)
+        for (size_t t = 0; t < batched; t += BATCH)
+            batch(w + p * bytes, int8, x, t, y + p * ROWS, y_stride);
+    for (size_t t = batched; t < tokens; t++)
+        one_token(w, int8, panels, x, t, y + t * y_stride);
 }
 
 void cb_matmul_int4_neon(const uint8_t *w, size_t panels, const struct cb_quantized *x,
