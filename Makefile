@@ -83,6 +83,10 @@ fuzz: setup ## a minute of each fuzz target
 lint check-gen sanitizers clang reproducible fuzz:
 	@$(VENV)/python $(SUPPORT)/suites.py $@
 
+.PHONY: planted
+planted: setup ## plant one bug at a time in a copy of the engine: the bit comparison must find each
+	@PYTHONPATH=engine $(VENV)/python tests/unit/planted_bugs.py
+
 .PHONY: bench
 bench: engine ## kernel speeds of this machine
 	@build/host/checkkernels --bench

@@ -9,6 +9,7 @@ the summary then says so.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,17 @@ def need_path(variable: str, what: str, command: str) -> Path:
         state = f"is {value!r}, which does not exist" if value else "is not set"
         pytest.fail(f"${variable} ({what}) {state}; run `{command}`, or set it to such a build", pytrace=False)
     return Path(value)
+
+
+@pytest.fixture
+def note(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Show a measurement to whoever runs the suite: a line that capturing does not swallow."""
+
+    def show(text: str) -> None:
+        with capsys.disabled():
+            print(f"\nnote: {text}")
+
+    return show
 
 
 @pytest.fixture(scope="session")

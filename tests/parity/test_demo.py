@@ -8,6 +8,7 @@ ids must be equal, or the first difference must lie at a near tie; its gap is pr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,9 @@ def load_layer(file: ModelFile, index: int, layer: Any, experts: int) -> None:
 
 @pytest.mark.demo
 @pytest.mark.usefixtures("native_library")
-def test_greedy_text_of_the_demo_model_is_that_of_transformers(demo_model: Path) -> None:
+def test_greedy_text_of_the_demo_model_is_that_of_transformers(
+    demo_model: Path, note: Callable[[str], None]
+) -> None:
     oracle = load(demo_model)
     equal_prompts = 0
     with Engine(demo_model, kv="f16", batch_tokens=512, lock="off") as engine, engine.session() as session:
@@ -116,33 +119,34 @@ def test_greedy_text_of_the_demo_model_is_that_of_transformers(demo_model: Path)
             with torch.no_grad(), deterministic():
                 whole = oracle(torch.tensor([prompt + ids[:-1]]), use_cache=False, output_router_logits=True)
             theirs = whole.logits[0].numpy()[len(prompt) - 1 :]
-            compare_experts(chosen, [layer[: len(prompt)] for layer in whole.router_logits])
+            same = compare_experts(chosen, [layer[: len(prompt)] for layer in whole.router_logits])
             assert theirs.shape == ours.shape
-            equal_prompts += compare(text, ids, ours, theirs)
-            print(f"  {engine.detokenize([i for i in ids if not engine.is_special(i)])!r}")
-    print(f"{equal_prompts} of {len(PROMPTS)} prompts have equal ids")
+            equal_prompts += compare(text, ids, ours, theirs, note)
+            answer = engine.detokenize([i for i in ids if not engine.is_special(i)])
+            note(f"  same experts {same:.4f}; answer {answer!r}")
+    note(f"demo model against transformers: {equal_prompts} of {len(PROMPTS)} prompts have equal ids")
 
 
-def compare_experts(ours: Any, router_logits: list[torch.Tensor]) -> None:
-    """ours: (layers, tokens, top_k) expert ids; router_logits: per layer (tokens, experts)."""
+def compare_experts(ours: Any, router_logits: list[torch.Tensor]) -> float:
+    """Share of equal choices. ours: (layers, tokens, top_k) ids; router_logits: per layer (tokens, experts)."""
     theirs = np.stack([torch.topk(logits, ours.shape[2], dim=-1).indices.numpy() for logits in router_logits])
     same = float(np.mean(np.sort(ours, axis=2) == np.sort(theirs, axis=2)))
-    print(f"  same experts: {same:.4f} of {ours.size} choices")
     assert same >= SAME_EXPERTS
+    return same
 
 
-def compare(text: str, ids: list[int], ours: Any, theirs: Any) -> bool:
+def compare(text: str, ids: list[int], ours: Any, theirs: Any, note: Callable[[str], None]) -> bool:
     """Whether all ids are equal; fails when a difference is no near tie or the logits are far apart."""
     error = ours - theirs
     rms = float(np.sqrt((error**2).mean()))
     scale = float(theirs.std())
     gaps = theirs.max(axis=1) - theirs[np.arange(len(ids)), ids]
     different = np.flatnonzero(theirs.argmax(axis=1) != np.array(ids))
-    print(f"{text!r}: {len(ids) - len(different)} of {len(ids)} ids equal")
-    print(f"  logits: rms error {rms:.4f} ({rms / scale:.4f} of their deviation), largest {np.abs(error).max():.4f}")
+    note(f"{text!r}: {len(ids) - len(different)} of {len(ids)} ids equal")
+    note(f"  logits: rms error {rms:.4f} ({rms / scale:.4f} of their deviation), largest {np.abs(error).max():.4f}")
     for step in different:
         other = int(theirs[step].argmax())
-        print(f"  step {step}: we choose {ids[step]}, transformers {other}, {gaps[step]:.4f} above it")
+        note(f"  step {step}: we choose {ids[step]}, transformers {other}, {gaps[step]:.4f} above it")
     assert rms < RMS_BOUND * scale
     assert gaps.max() < NEAR_TIE
     return len(different) == 0

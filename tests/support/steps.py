@@ -18,6 +18,7 @@ ARM = BUILD / "arm-linux-gnueabihf"
 IMAGE = BUILD / "image"
 MODELS = BUILD / "models"
 JUNIT = "@JUNIT@"  # replaced by the path of the step's JUnit file
+WERROR = "--option=-Dwerror=true"  # users build with warnings, tests without any
 NOTE = "note: "  # lines of a step's output that are shown to the reader
 PYTHON = sys.executable
 SUPPORT = REPOSITORY / "tests" / "support"
@@ -93,8 +94,8 @@ def setup() -> list[Step]:
     """Machine, engine builds, models, image: everything later suites read."""
     return [
         Step("machine", script("setup_machine.py", "test"), counts=False, needed=True),
-        engine("host"),
-        engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static"),
+        engine("host", WERROR),
+        engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", WERROR),
         Step("models", script("models.py", "tiny", "demo"), counts=False, needed=True),
         Step("image", script("image.py"), counts=False),
     ]
@@ -124,6 +125,7 @@ def check_gen() -> list[Step]:
     """Generated files are what their sources say."""
     generators = {
         "format": "engine/spec/generate.py",
+        "families": "engine/spec/generate_families.py",
         "unicode": "engine/spec/generate_unicode.py",
         "golden": "engine/native/tests/make_golden.py",
     }
@@ -151,7 +153,10 @@ def sanitizers() -> list[Step]:
 def fuzz(mutations: int = 2000) -> list[Step]:
     """Seeded mutations of small models and tokenizers, under AddressSanitizer."""
     models = sorted(str(path) for path in MODELS.glob("tiny*.colibri"))
-    return [Step("fuzz-model", [str(BUILD / "asan" / "fuzz_model"), "--mutations", str(mutations), *models])]
+    sanitized = str(BUILD / "asan")
+    tokenizer = pytest("fuzz-tokenizer", "tests/unit/test_tokenizer.py", "-k", "fuzz_target", COLIBRI_NATIVE_BUILD=sanitized)
+    model = Step("fuzz-model", [str(BUILD / "asan" / "fuzz_model"), "--mutations", str(mutations), *models])
+    return [model, tokenizer]
 
 
 def reproducible() -> list[Step]:
@@ -162,7 +167,7 @@ def reproducible() -> list[Step]:
 def clang() -> list[Step]:
     """The engine and its C tests, compiled by clang."""
     return [
-        engine("clang", "--cc=clang", "--option=-Dwerror=true"),
+        engine("clang", "--cc=clang", WERROR),
         meson_tests("c-tests-clang", BUILD / "clang"),
     ]
 
@@ -171,7 +176,7 @@ def host() -> list[Step]:
     """All that runs on the build machine."""
     return [
         *lint(),
-        engine("host"),
+        engine("host", WERROR),
         meson_tests("c-tests-gcc", HOST),
         *clang(),
         *sanitizers(),
@@ -194,9 +199,9 @@ def checkkernels_on(cpu: str) -> Step:
 def qemu_user() -> list[Step]:
     """AArch64 and 32-bit ARM programs under user-mode emulation."""
     return [
-        engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static"),
+        engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", WERROR),
         meson_tests("c-tests-aarch64", AARCH64),
-        engine("arm-linux-gnueabihf", "--cross-compile=arm-linux-gnueabihf-", "--ldflags=-static"),
+        engine("arm-linux-gnueabihf", "--cross-compile=arm-linux-gnueabihf-", "--ldflags=-static", WERROR),
         meson_tests("c-tests-arm", ARM),
         *(checkkernels_on(cpu) for cpu in ("cortex-a53", "cortex-a76")),
         pytest("one-bit-aarch64", "tests/unit/test_onebit.py", "-k", EMULATED),

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -125,18 +126,17 @@ def test_shared_library_needs_only_libc(native: Path) -> None:
 
 @pytest.mark.parametrize("target", ["native", "aarch64"])
 def test_text_of_the_library_stays_below_the_gate(
-    target: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+    target: str, request: pytest.FixtureRequest, note: Callable[[str], None]
 ) -> None:
     archive: Path = request.getfixturevalue(target) / "libcolibri.a"
     size = "aarch64-linux-gnu-size" if target == "aarch64" else "size"
     text = sum(int(line.split()[0]) for line in run(size, archive).splitlines()[1:])
-    with capsys.disabled():
-        print(f"\nnote: libcolibri.a ({target}): {text} bytes of code and constants, gate {TEXT_GATE_BYTES}")
+    note(f"libcolibri.a ({target}): {text} bytes of code and constants, gate {TEXT_GATE_BYTES}")
     assert text <= TEXT_GATE_BYTES
 
 
 def test_no_stack_frame_is_larger_than_the_gate(
-    native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    native: Path, tmp_path: Path, note: Callable[[str], None]
 ) -> None:
     frames: list[tuple[int, str, str]] = []
     for entry in json.loads((native / "compile_commands.json").read_text()):
@@ -150,8 +150,7 @@ def test_no_stack_frame_is_larger_than_the_gate(
             where, size, kind = line.split("\t")
             frames.append((int(size), where.rsplit("/", 1)[-1], kind))
     largest = max(frames)
-    with capsys.disabled():
-        print(f"\nnote: largest stack frame: {largest[0]} bytes, {largest[1]} (gate {FRAME_GATE_BYTES})")
+    note(f"largest stack frame: {largest[0]} bytes, {largest[1]} (gate {FRAME_GATE_BYTES})")
     assert [frame for frame in frames if frame[0] > FRAME_GATE_BYTES] == []
     assert [frame for frame in frames if frame[2] == "dynamic"] == []
 
@@ -232,14 +231,13 @@ def test_library_with_its_own_memcpy_takes_none_from_libc(tmp_path: Path) -> Non
     assert run(source / "build/out/colibrictl", "--version")
 
 
-def test_static_musl_program_stays_below_the_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_static_musl_program_stays_below_the_gate(tmp_path: Path, note: Callable[[str], None]) -> None:
     compiler = f"{sys.executable} -m ziglang cc -target aarch64-linux-musl"
     source = copy_of_the_sources(tmp_path / "copy")
     build(Path("out"), source, f"--cc={compiler}", "--ldflags=-static -s", "--option=-Dtests=false")
     program = source / "build" / "out" / "colibrictl"
     size = program.stat().st_size
-    with capsys.disabled():
-        print(f"\nnote: colibrictl, static musl, aarch64, stripped: {size} bytes, gate {MUSL_GATE_BYTES}")
+    note(f"colibrictl, static musl, aarch64, stripped: {size} bytes, gate {MUSL_GATE_BYTES}")
     assert "statically linked" in run("file", program) or "INTERP" not in run("readelf", "-l", program)
     assert size <= MUSL_GATE_BYTES
     if emulator := shutil.which("qemu-aarch64"):
