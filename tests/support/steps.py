@@ -153,8 +153,8 @@ def sanitizers() -> list[Step]:
 def fuzz(mutations: int = 2000) -> list[Step]:
     """Seeded mutations of small models and tokenizers, under AddressSanitizer."""
     models = sorted(str(path) for path in MODELS.glob("tiny*.colibri"))
-    sanitized = str(BUILD / "asan")
-    tokenizer = pytest("fuzz-tokenizer", "tests/unit/test_tokenizer.py", "-k", "fuzz_target", COLIBRI_NATIVE_BUILD=sanitized)
+    tests = ["tests/unit/test_tokenizer.py", "-k", "fuzz_target"]
+    tokenizer = pytest("fuzz-tokenizer", *tests, COLIBRI_NATIVE_BUILD=str(BUILD / "asan"))
     model = Step("fuzz-model", [str(BUILD / "asan" / "fuzz_model"), "--mutations", str(mutations), *models])
     return [model, tokenizer]
 
