@@ -3,7 +3,7 @@
 
     build/venv/bin/python tests/support/image.py [--board FILE] [--output DIR]
 
-The AArch64 programs come from build/aarch64-linux-gnu (built here when they are missing or old),
+The AArch64 programs come from build/aarch64 (built here when they are missing or old),
 the models from build/models. tests/smoke/build_image.py does the work and keeps its own cache.
 """
 
@@ -28,10 +28,10 @@ def main() -> int:
     parser.add_argument("--board", default=str(REPOSITORY / "configs" / "boards" / "qemu-aarch64.toml"))
     parser.add_argument("--output", default=str(REPOSITORY / "build" / "image"))
     arguments = parser.parse_args()
-    folder = REPOSITORY / "build" / CROSS.rstrip("-")
+    folder = REPOSITORY / "build" / "aarch64"
     try:
         chain = build_engine.toolchain(CROSS, "", "", "")
-        build_engine.build(chain, folder, list(build_engine.STATIC_OPTIONS), jobs=2, quiet=True)
+        build_engine.build(chain, folder, ["-Dwerror=true", *build_engine.STATIC_OPTIONS], jobs=2, quiet=True)
     except build_engine.BuildError as error:
         print(f"image: error: {error}", file=sys.stderr)
         return 1

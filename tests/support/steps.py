@@ -13,12 +13,12 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD = REPOSITORY / "build"
 HOST = BUILD / "host"
-AARCH64 = BUILD / "aarch64-linux-gnu"
-ARM = BUILD / "arm-linux-gnueabihf"
+AARCH64 = BUILD / "aarch64"
+ARM = BUILD / "arm"
 IMAGE = BUILD / "image"
 MODELS = BUILD / "models"
 JUNIT = "@JUNIT@"  # replaced by the path of the step's JUnit file
-WERROR = "--option=-Dwerror=true"  # users build with warnings, tests without any
+WERROR = "--option=-Dwerror=true"  # for builds that only tests use: the others are shared with make
 NOTE = "note: "  # lines of a step's output that are shown to the reader
 PYTHON = sys.executable
 SUPPORT = REPOSITORY / "tests" / "support"
@@ -94,8 +94,8 @@ def setup() -> list[Step]:
     """Machine, engine builds, models, image: everything later suites read."""
     return [
         Step("machine", script("setup_machine.py", "test"), counts=False, needed=True),
-        engine("host", WERROR),
-        engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", WERROR),
+        engine("host"),
+        engine("aarch64", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", WERROR),
         Step("models", script("models.py", "tiny", "demo"), counts=False, needed=True),
         Step("image", script("image.py"), counts=False),
     ]
@@ -176,7 +176,7 @@ def host() -> list[Step]:
     """All that runs on the build machine."""
     return [
         *lint(),
-        engine("host", WERROR),
+        engine("host"),
         meson_tests("c-tests-gcc", HOST),
         *clang(),
         *sanitizers(),
@@ -199,9 +199,9 @@ def checkkernels_on(cpu: str) -> Step:
 def qemu_user() -> list[Step]:
     """AArch64 and 32-bit ARM programs under user-mode emulation."""
     return [
-        engine("aarch64-linux-gnu", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", WERROR),
+        engine("aarch64", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", WERROR),
         meson_tests("c-tests-aarch64", AARCH64),
-        engine("arm-linux-gnueabihf", "--cross-compile=arm-linux-gnueabihf-", "--ldflags=-static", WERROR),
+        engine("arm", "--cross-compile=arm-linux-gnueabihf-", "--ldflags=-static", WERROR),
         meson_tests("c-tests-arm", ARM),
         *(checkkernels_on(cpu) for cpu in ("cortex-a53", "cortex-a76")),
         pytest("one-bit-aarch64", "tests/unit/test_onebit.py", "-k", EMULATED),

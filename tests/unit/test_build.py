@@ -63,7 +63,7 @@ def native() -> Path:
 @pytest.fixture(scope="session")
 def aarch64() -> Path:
     """Build folder of the static AArch64 programs."""
-    return folder_of("COLIBRI_AARCH64_BIN", "aarch64-linux-gnu")
+    return folder_of("COLIBRI_AARCH64_BIN", "aarch64")
 
 
 def folder_of(variable: str, name: str) -> Path:
