@@ -601,4 +601,10 @@ void cb_attend_f32_avx2(const float *q, const float *k, const float *v, size_t p
     attend(q, k, v, positions, dim, value_dim, scale, ELEMENT_F32, scores, out);
 }
 
+/* A few hundred scalar instructions a layer: not worth more here. */
+void cb_top_k_avx2(float *scores, size_t n, size_t k, int32_t *ids)
+{
+    cb_top_k_ref(scores, n, k, ids);
+}
+
 const struct cb_kernels cb_kernels_avx2 = CB_KERNEL_TABLE(avx2);

@@ -231,4 +231,5 @@ const struct cb_kernels cb_kernels_avx512 = {
     .store_f16 = cb_store_f16_avx2,
     .activate = cb_activate_avx2,
     .add_scaled = cb_add_scaled_avx2,
+    .top_k = cb_top_k_avx2,
 };

@@ -209,4 +209,5 @@ const struct cb_kernels cb_kernels_i8mm = {
     .store_f16 = cb_store_f16_neon,
     .activate = cb_activate_neon,
     .add_scaled = cb_add_scaled_neon,
+    .top_k = cb_top_k_neon,
 };

@@ -73,6 +73,10 @@ struct cb_kernels {
 
     /* acc[i] = acc[i] + (scale * x[i]) */
     void (*add_scaled)(float *acc, float scale, const float *x, size_t n);
+
+    /* ids[0..k): the highest of n scores in descending order, the lower id first on equal ones.
+     * 1 <= k <= CB_MAX_TOP_K, k <= n; no NaN. The scores are used up. */
+    void (*top_k)(float *scores, size_t n, size_t k, int32_t *ids);
 };
 
 /*
@@ -116,7 +120,8 @@ extern const struct cb_kernels cb_kernels_avx512;
                              float, float *, float *);                                             \
     int cb_store_f16_##isa(const float *, size_t, uint16_t *);                                     \
     void cb_activate_##isa(int, float, float, const float *, const float *, size_t, float *);      \
-    void cb_add_scaled_##isa(float *, float, const float *, size_t)
+    void cb_add_scaled_##isa(float *, float, const float *, size_t);                               \
+    void cb_top_k_##isa(float *, size_t, size_t, int32_t *)
 
 CB_KERNEL_FUNCTIONS(ref);
 CB_KERNEL_FUNCTIONS(neon);
@@ -135,6 +140,7 @@ CB_KERNEL_PRODUCTS(avx512);
         .rmsnorm = cb_rmsnorm_##name, .rope = cb_rope_##name, .attend_f16 = cb_attend_f16_##name,  \
         .attend_f32 = cb_attend_f32_##name, .store_f16 = cb_store_f16_##name,                      \
         .activate = cb_activate_##name, .add_scaled = cb_add_scaled_##name,                        \
+        .top_k = cb_top_k_##name,                                                                  \
     }
 
 /* Scalar pieces of the contract, shared by tables, router and sampler. */

@@ -654,6 +654,109 @@ void cb_attend_f32_neon(const float *q, const float *k, const float *v, size_t p
     attend(q, k, v, positions, dim, value_dim, scale, ELEMENT_F32, scores, out);
 }
 
+/* ---- choice of experts -------------------------------------------------------------------- */
+
+#define SIXTEEN 16
+
+/* 16 scores; what is not a number takes no part. */
+struct f16x {
+    float32x4_t v[4];
+};
+
+INLINE struct f16x load16(const float *p)
+{
+    return (struct f16x){{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}};
+}
+
+INLINE float32x4_t highest4(struct f16x s)
+{
+    return vmaxnmq_f32(vmaxnmq_f32(s.v[0], s.v[1]), vmaxnmq_f32(s.v[2], s.v[3]));
+}
+
+INLINE float highest16(struct f16x s)
+{
+    return vmaxnmvq_f32(highest4(s));
+}
+
+/* The first of 16 that equals x; there is one. */
+INLINE size_t find16(struct f16x s, float x)
+{
+    const float32x4_t all = vdupq_n_f32(x);
+    uint16x8_t e[4];
+    CB_UNROLL
+    for (size_t i = 0; i < 4; i++)
+        e[i] = vreinterpretq_u16_u32(vceqq_f32(s.v[i], all));
+    const uint8x16_t bytes = vuzp1q_u8(vreinterpretq_u8_u16(vuzp1q_u16(e[0], e[1])),
+                                       vreinterpretq_u8_u16(vuzp1q_u16(e[2], e[3])));
+    /* 4 bits for each of them */
+    const uint8x8_t bits = vshrn_n_u16(vreinterpretq_u16_u8(bytes), 4);
+    return (size_t)__builtin_ctzll(vget_lane_u64(vreinterpret_u64_u8(bits), 0)) / 4;
+}
+
+/* Element `at` becomes x. */
+INLINE struct f16x replace16(struct f16x s, size_t at, float x)
+{
+    static const uint32_t places[SIXTEEN] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const uint32x4_t place = vdupq_n_u32((uint32_t)at);
+    const float32x4_t all = vdupq_n_f32(x);
+    CB_UNROLL
+    for (size_t i = 0; i < 4; i++)
+        s.v[i] = vbslq_f32(vceqq_u32(vld1q_u32(places + 4 * i), place), all, s.v[i]);
+    return s;
+}
+
+/*
+ * Without a branch that depends on a score: the highest of each 16 first; then, k times, the group
+ * of the highest, its place there, and what is the highest of that group without it.
+ */
+void cb_top_k_neon(float *scores, size_t n, size_t k, int32_t *ids)
+{
+    const float none = cb_float(0x7fc00000u);
+    const size_t whole = n / SIXTEEN;
+    float highest[SIXTEEN], last[SIXTEEN];
+    if (n < SIXTEEN || n > SIXTEEN * SIXTEEN) {
+        cb_top_k_ref(scores, n, k, ids);
+        return;
+    }
+    CB_UNROLL
+    for (size_t i = 0; i < SIXTEEN; i++)
+        highest[i] = none;
+    size_t g = 0;
+    for (; g + 4 <= whole; g += 4) {
+        struct f16x pieces;
+        CB_UNROLL
+        for (size_t i = 0; i < 4; i++)
+            pieces.v[i] = highest4(load16(scores + SIXTEEN * (g + i)));
+        vst1q_f32(highest + g, vpmaxnmq_f32(vpmaxnmq_f32(pieces.v[0], pieces.v[1]),
+                                            vpmaxnmq_f32(pieces.v[2], pieces.v[3])));
+    }
+    for (; g < whole; g++)
+        highest[g] = highest16(load16(scores + SIXTEEN * g));
+    if (n % SIXTEEN) {
+        CB_UNROLL
+        for (size_t i = 0; i < SIXTEEN; i++)
+            last[i] = none;
+        memcpy(last, scores + SIXTEEN * whole, n % SIXTEEN * sizeof last[0]);
+        highest[whole] = highest16(load16(last));
+    }
+    struct f16x groups = load16(highest);
+    for (size_t r = 0;;) {
+        const float x = highest16(groups);
+        g = find16(groups, x);
+        float *group = g == whole ? last : scores + SIXTEEN * g;
+        struct f16x s = load16(group);
+        const size_t at = find16(s, x);
+        ids[r] = (int32_t)(SIXTEEN * g + at);
+        if (++r == k)
+            return;
+        s = replace16(s, at, none);
+        CB_UNROLL
+        for (size_t i = 0; i < 4; i++)
+            vst1q_f32(group + 4 * i, s.v[i]);
+        groups = replace16(groups, g, highest16(s));
+    }
+}
+
 const struct cb_kernels cb_kernels_neon = CB_KERNEL_TABLE(neon);
 
 #else /* ---- 32-bit ARM ------------------------------------------------------------------------ */
@@ -777,6 +880,7 @@ const struct cb_kernels cb_kernels_neon = {
     .store_f16 = cb_store_f16_ref,
     .activate = cb_activate_ref,
     .add_scaled = cb_add_scaled_ref,
+    .top_k = cb_top_k_ref,
 };
 
 #endif

@@ -296,4 +296,21 @@ void cb_add_scaled_ref(float *acc, float scale, const float *x, size_t n)
     }
 }
 
+void cb_top_k_ref(float *scores, size_t n, size_t k, int32_t *ids)
+{
+    float best[CB_MAX_TOP_K];
+    size_t held = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (held == k && !(scores[i] > best[k - 1]))
+            continue;
+        size_t at = held < k ? held++ : k - 1;
+        for (; at > 0 && scores[i] > best[at - 1]; at--) {
+            best[at] = best[at - 1];
+            ids[at] = ids[at - 1];
+        }
+        best[at] = scores[i];
+        ids[at] = (int32_t)i;
+    }
+}
+
 const struct cb_kernels cb_kernels_ref = CB_KERNEL_TABLE(ref);

@@ -18,27 +18,6 @@ static int is_finite(float x)
     return (bits & 0x7f800000u) != 0x7f800000u;
 }
 
-/* The k highest scores in descending order; the lower id wins a tie. */
-static void choose(const float *scores, uint32_t n, uint32_t k, int32_t *ids)
-{
-    float best[CB_MAX_TOP_K];
-    uint32_t held = 0, i;
-
-    for (i = 0; i < n; i++) {
-        uint32_t at;
-
-        if (held == k && !(scores[i] > best[k - 1]))
-            continue;
-        at = held < k ? held++ : k - 1;
-        for (; at > 0 && scores[i] > best[at - 1]; at--) {
-            best[at] = best[at - 1];
-            ids[at] = ids[at - 1];
-        }
-        best[at] = scores[i];
-        ids[at] = (int32_t)i;
-    }
-}
-
 /* softmax over all experts; the chosen ones keep their share of the whole. */
 static void weigh_all(const float *logits, uint32_t n, const int32_t *ids, uint32_t k, float *weights)
 {
@@ -118,7 +97,8 @@ static void weigh(const struct cb_block_moe *moe, const float *logits, const int
 }
 
 /* One token: logits [experts] (padded rows behind them are not looked at). */
-static int route_token(const struct cb_layer *l, float *logits, int32_t *ids, float *weights)
+static int route_token(const struct cb_kernels *k, const struct cb_layer *l, float *logits,
+                       int32_t *ids, float *weights)
 {
     const struct cb_block_moe *moe = &l->r.moe;
     float scores[CB_MAX_EXPERTS];
@@ -133,7 +113,7 @@ static int route_token(const struct cb_layer *l, float *logits, int32_t *ids, fl
         if (l->selection_bias != NULL)
             scores[i] += l->selection_bias[i];
     }
-    choose(scores, moe->experts, moe->top_k, ids);
+    k->top_k(scores, moe->experts, moe->top_k, ids);
     weigh(moe, logits, ids, weights);
     for (i = 0; i < moe->top_k; i++) {
         if (!is_finite(weights[i]))
@@ -150,7 +130,8 @@ static int step_route(void *context, unsigned index, unsigned count)
 
     cb_share(p->tokens, index, count, &t, &last);
     for (; t < last; t++) {
-        int code = route_token(p->l, s->router + t * stride, s->ids + t * k, s->weights + t * k);
+        int code = route_token(p->k, p->l, s->router + t * stride, s->ids + t * k,
+                               s->weights + t * k);
 
         if (code != 0)
             return code;

@@ -13,6 +13,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -578,13 +579,52 @@ static void check_add_scaled(const struct cb_kernels *k)
     check_count();
 }
 
+/* Few values, so that many are equal; zeros of both signs and infinities among them. */
+static float tied_score(void)
+{
+    static const float values[] = {0.0f, -0.0f, 1.0f, -1.0f, 0x1p-140f, HUGE_VALF, -HUGE_VALF, 2.0f};
+    return values[rng() % 8];
+}
+
+static void check_top_k(const struct cb_kernels *k, size_t n)
+{
+    run(k->isa, "top_k");
+    const size_t wanted = between(1, n < CB_MAX_TOP_K ? n : CB_MAX_TOP_K);
+    const unsigned kind = (unsigned)(rng() % 4);
+    float *scores = guarded(n * sizeof *scores), *copy = guarded(n * sizeof *copy);
+    int32_t *ids = guarded(wanted * sizeof *ids), *ids2 = guarded(wanted * sizeof *ids2);
+    for (size_t i = 0; i < n; i++)
+        scores[i] = kind == 0   ? tied_score()
+                    : kind == 1 ? (float)(rng() % 9)
+                    : kind == 2 ? (rng() % 16 ? -HUGE_VALF : tied_score())
+                                : normal();
+    memcpy(copy, scores, n * sizeof *copy);
+    cb_top_k_ref(scores, n, wanted, ids);
+    k->top_k(copy, n, wanted, ids2);
+    check_bytes(k->isa, "top_k", shape("n=%zu k=%zu kind=%u", n, wanted, kind), ids, ids2,
+                wanted * sizeof *ids);
+    release_all(k->isa, "top_k");
+    check_count();
+}
+
+/* The reference alone: it is the definition of the order. */
+static void check_order_of_equals(void)
+{
+    float scores[] = {1.0f, 3.0f, -0.0f, 3.0f, 0.0f, 1.0f, 7.0f};
+    static const int32_t expected[] = {6, 1, 3, 0, 5, 2, 4};
+    int32_t ids[7];
+    cb_top_k_ref(scores, 7, 7, ids);
+    check_bytes("ref", "top_k", "of seven", expected, ids, sizeof expected);
+    check_count();
+}
+
 /* ---- one instruction set ------------------------------------------------------------------- */
 
 static void check_complete(const struct cb_kernels *k)
 {
     if (!k->isa || !k->quantize || !k->matmul_int4 || !k->matmul_int8 || !k->matmul_f32 ||
         !k->matmul_f16 || !k->matmul_bf16 || !k->rmsnorm || !k->rope || !k->attend_f16 ||
-        !k->attend_f32 || !k->store_f16 || !k->activate || !k->add_scaled) {
+        !k->attend_f32 || !k->store_f16 || !k->activate || !k->add_scaled || !k->top_k) {
         printf("FAIL: a table has an empty entry\n");
         exit(1);
     }
@@ -620,6 +660,8 @@ static void check_isa(const struct cb_kernels *k, unsigned rounds)
         check_store_f16(k);
         check_activate(k);
         check_add_scaled(k);
+        check_top_k(k, 1 + i % 65);
+        check_top_k(k, between(60, 300));
     }
 }
 
@@ -863,6 +905,7 @@ int main(int argc, char **argv)
     char names[256], *rest = names;
     snprintf(names, sizeof names, "%s", isa ? isa : cb_kernels_available());
     check_fpu();
+    check_order_of_equals();
     for (char *name = strtok_r(names, " ", &rest); name; name = strtok_r(NULL, " ", &rest)) {
         const struct cb_kernels *k = cb_kernels_select(name);
         const unsigned long before = cases, failed = failures;
