@@ -126,7 +126,7 @@ class _Shape:
     k: int = 0  # K
     o: int = 0  # O
     pairs: int = 0  # P
-    intermediate: int = 0  # F
+    inner: int = 0  # F
     experts: int = 0  # X
     top_k: int = 1  # R
     layers: int = 0  # L
@@ -154,7 +154,8 @@ def _measure(blocks: Iterable[object]) -> tuple[_Shape, list[AttentionBlock]]:
             shape.o = max(shape.o, up(block.heads * block.value_dim, GROUP_COLUMNS))
             shape.k = max(shape.k, keys + values)
         if isinstance(block, FfnBlock | MoeBlock | SharedBlock):
-            shape.intermediate = max(shape.intermediate, up(block.intermediate, GROUP_COLUMNS))
+            experts = block.top_k if isinstance(block, MoeBlock) else 1
+            shape.inner = max(shape.inner, experts * up(block.intermediate, GROUP_COLUMNS))
         if isinstance(block, MoeBlock):
             shape.experts = max(shape.experts, block.experts)
             shape.top_k = max(shape.top_k, block.top_k)
@@ -176,7 +177,7 @@ def _option(name: str, value: int, default: int, limit: int) -> int:
 def _activation(shape: _Shape, t: int, b: int, s: int, n: int) -> int:
     """Row `activation`: context t, batch b, sessions s, threads n."""
     buf = buffer_bytes
-    h, f, r, x = shape.hidden, shape.intermediate, shape.top_k, shape.experts
+    h, f, r, x = shape.hidden, shape.inner, shape.top_k, shape.experts
     d = max(h, shape.o)
     session = (
         buf(4 * shape.vocabulary)  # logits
@@ -195,9 +196,9 @@ def _activation(shape: _Shape, t: int, b: int, s: int, n: int) -> int:
         + buf(4 * b * up(x, PANEL_ROWS))  # router logits
         + 4 * buf(4 * b * r)  # ids, weights, slot of a choice, token of a slot
         + buf(4 * (x + 1))  # first slot of an expert
-        + 2 * buf(4 * b * r * f)  # gate, up
-        + buf(b * r * f)  # quantised hidden
-        + 2 * buf(4 * b * r * (f // GROUP_COLUMNS))
+        + 2 * buf(4 * b * f)  # gate, up
+        + buf(b * f)  # quantised hidden
+        + 2 * buf(4 * b * (f // GROUP_COLUMNS))
         + buf(4 * b * r * h)  # grouped inputs, then expert outputs
         + buf(4 * b * h)  # accumulator
     )

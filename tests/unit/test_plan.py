@@ -34,7 +34,7 @@ def test_the_rows_of_a_small_model_are_those_of_the_document() -> None:
     scratch = (
         2 * buf(4 * 4 * 96) + buf(4 * 4 * 64) + buf(4 * 4 * 64) + buf(4 * 4 * 64) + 2 * buf(4 * 4 * 8)
         + buf(4 * 96) + 2 * buf(4 * 4 * 3) + 2 * buf(4 * 10) + buf(4 * 4 * 8) + 4 * buf(4 * 4 * 2) + buf(4 * 6)
-        + 2 * buf(4 * 4 * 2 * 320) + buf(4 * 2 * 320) + 2 * buf(4 * 4 * 2 * 10) + buf(4 * 4 * 2 * 96)
+        + 2 * buf(4 * 4 * 320) + buf(4 * 320) + 2 * buf(4 * 4 * 10) + buf(4 * 4 * 2 * 96)
         + buf(4 * 4 * 96)
     )  # fmt: skip
     assert found.activation_bytes == 3 * session + scratch

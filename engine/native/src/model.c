@@ -139,9 +139,9 @@ static void take_scratch(colibri_model *m)
     s->slots = cb_arena_take(a, 4 * choices);
     s->tokens = cb_arena_take(a, 4 * choices);
     s->starts = cb_arena_take(a, 4 * ((uint64_t)shape->experts + 1));
-    s->gate = cb_arena_take(a, 4 * choices * shape->intermediate);
-    s->up = cb_arena_take(a, 4 * choices * shape->intermediate);
-    take_quantized(a, &s->inner, choices, shape->intermediate);
+    s->gate = cb_arena_take(a, 4 * b * shape->inner);
+    s->up = cb_arena_take(a, 4 * b * shape->inner);
+    take_quantized(a, &s->inner, b, shape->inner);
     s->outputs = cb_arena_take(a, 4 * choices * shape->hidden);
     s->accumulator = cb_arena_take(a, 4 * b * shape->hidden);
 }

@@ -34,15 +34,15 @@ static void measure_layer(struct cb_shape *s, const struct cb_layer_records *l)
         s->kv = max32(s->kv, groups(a->kv_heads * a->head_dim) + groups(a->kv_heads * a->value_dim));
     }
     if (l->layer.ffn_kind == CB_FFN_DENSE)
-        s->intermediate = max32(s->intermediate, groups(l->ffn.intermediate));
+        s->inner = max32(s->inner, groups(l->ffn.intermediate));
     if (l->layer.ffn_kind == CB_FFN_MOE) {
-        s->intermediate = max32(s->intermediate, groups(l->moe.intermediate));
+        s->inner = max32(s->inner, l->moe.top_k * groups(l->moe.intermediate));
         s->experts = max32(s->experts, l->moe.experts);
         s->top_k = max32(s->top_k, l->moe.top_k);
         s->extents += l->moe.experts;
     }
     if (l->has_shared)
-        s->intermediate = max32(s->intermediate, groups(l->shared.intermediate));
+        s->inner = max32(s->inner, groups(l->shared.intermediate));
 }
 
 int cb_shape_measure(struct cb_shape *s, const uint8_t *records, size_t bytes, uint64_t file_offset,
@@ -114,9 +114,9 @@ static void plan_activation(colibri_plan *p, const struct cb_shape *s)
         cb_buffer_bytes(4 * b * cb_up(s->experts, 8)) +   /* router logits */
         4 * cb_buffer_bytes(4 * choices) +                /* ids, weights, slots, tokens */
         cb_buffer_bytes(4 * ((uint64_t)s->experts + 1)) + /* first slot of an expert */
-        2 * cb_buffer_bytes(4 * choices * s->intermediate) + /* gate, up */
-        cb_buffer_bytes(choices * s->intermediate) +      /* quantised hidden: values */
-        2 * cb_buffer_bytes(4 * choices * (s->intermediate / g)) + /* scales, sums */
+        2 * cb_buffer_bytes(4 * b * s->inner) +           /* gate, up */
+        cb_buffer_bytes(b * s->inner) +                   /* quantised hidden: values */
+        2 * cb_buffer_bytes(4 * b * (s->inner / g)) +     /* scales, sums */
         cb_buffer_bytes(4 * choices * s->hidden) +        /* grouped inputs, expert outputs */
         cb_buffer_bytes(4 * b * s->hidden);               /* accumulator */
 }

@@ -21,7 +21,7 @@ struct cb_shape {
     uint32_t hidden;       /* H */
     uint32_t q, o, kv;     /* Q, O, K */
     uint32_t pairs;        /* P: all tables */
-    uint32_t intermediate; /* F */
+    uint32_t inner;        /* F: hidden channels of all experts of a token, or of an FFN */
     uint32_t experts;      /* X */
     uint32_t top_k;        /* R, at least 1 */
     uint32_t logits;       /* V */
