@@ -810,7 +810,7 @@ static void bench_small(const struct cb_kernels *k)
                     break;
                 }
             }
-            double t = (now_seconds() - start) / REPEAT;
+            double t = (now_seconds() - start) / (double)REPEAT;
             best = t < best ? t : best;
         }
         printf("  %-24s %10.2f us\n", names[which], best * 1e6);
