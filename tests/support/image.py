@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--output", default=str(REPOSITORY / "build" / "image"))
     arguments = parser.parse_args()
     folder = REPOSITORY / "build" / "aarch64"
+    print("image: building the engine for AArch64", flush=True)
     try:
         chain = build_engine.toolchain(CROSS, "", "", "")
         build_engine.build(chain, folder, ["-Dwerror=true", *build_engine.STATIC_OPTIONS], jobs=2, quiet=True)

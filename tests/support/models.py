@@ -100,8 +100,10 @@ def make(recipe: Path, golden: tuple[str, ...]) -> None:
     results = folder / f"{golden_key}.golden.json"
     folder.mkdir(parents=True, exist_ok=True)
     if not model.exists():
+        print(f"models: converting {recipe.name} (the demo model takes about a minute)", flush=True)
         colibri("convert", str(recipe), "-o", str(model))
     if not results.exists():
+        print(f"models: computing golden results of {name} with the numpy reference", flush=True)
         colibri("golden", str(model), *golden, "-o", str(results))
     OUTPUT.mkdir(parents=True, exist_ok=True)
     place(model, OUTPUT / model.name)
