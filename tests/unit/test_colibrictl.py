@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import pty
 import re
 import signal
 import struct
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import termios
 import time
+import tty
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,8 @@ HEADER_BYTES = 4096
 CHUNK_BYTES = 65536
 COMMANDS = ("run", "info", "verify", "selftest", "test")
 PIPE_BYTES = 4096
+MAX_TEXT_BYTES = 262144  # of --max-text
+CONTROL_SEEDS = ("0", "34")  # texts of tiny.toml with ESC, BEL and a C1 character
 IDS = "1,2,3,4,5,6,7,8,9"
 END_ID = "318"  # <|end|> of tiny.toml: behind 256 bytes and 62 merges
 
@@ -313,6 +317,9 @@ USAGE = {
     "info twice": (("info", "MODEL", "MODEL"), "unexpected argument"),
     "verify without model": (("verify",), "MODEL is missing"),
     "hash without model": (("selftest", "--expect-sha256", "0" * 64), "--expect-sha256 needs MODEL"),
+    "negative seed": (("run", "MODEL", "-p", "x", "--seed", "-1"), "give one in 0..18446744073709551615 "),
+    "long texts": (("run", "MODEL", "-p", "x", "--max-text", "257K"), "--max-text: 257K is outside 1..262144"),
+    "-2^31-1 id": (("run", "MODEL", "--ids=-2147483649"), "--ids: item 1 of '-2147483649' is not a token id"),
     "short hash": (("selftest", "MODEL", "--expect-sha256", "0" * 63), "is not a hash of 64 digits"),
 }
 
@@ -346,7 +353,7 @@ def test_a_full_context_ends_the_run_and_keeps_what_was_generated(tiny: Path) ->
     assert outcome.numbers("timing")["generated"] == 4
 
 
-@pytest.mark.parametrize("token", ["-1", "1048577", "2147483647"])
+@pytest.mark.parametrize("token", ["-1", "1048577", "2147483647", "-2147483648"])
 def test_an_id_out_of_range_is_named(tiny: Path, token: str) -> None:
     outcome = run("run", tiny, "--ids", f"1,{token}")
     assert_fails(outcome, Code.TOKEN_RANGE, token)
@@ -403,6 +410,8 @@ def test_required_locks_that_fail_end_the_command(tiny: Path) -> None:
     done = subprocess.run([*limited, *arguments], capture_output=True, text=True, check=False, env=environment())
     assert done.returncode == 0
     assert done.stderr.count("warning: ") == 1
+    need, short = map(int, re.findall(r"needs (\d+) \(short by (\d+)\)", done.stderr)[0])
+    assert short == need - 4096
     silent = subprocess.run([*limited, *arguments, "--lock=off"], capture_output=True, text=True, check=False)
     assert "warning: " not in silent.stderr
 
@@ -549,6 +558,26 @@ def test_the_peak_stays_within_the_plan(tiny: Path) -> None:
     assert memory["locked_bytes"] == 0
 
 
+def test_the_longest_prompt_stays_within_the_plan(tiny: Path, tmp_path: Path) -> None:
+    """Its text and ids are held outside the arena; the message is what stops the process for a look."""
+    text = tmp_path / "prompt.txt"
+    text.write_bytes(bytes((7919 * i + i // 251) % 256 for i in range(MAX_TEXT_BYTES)))  # about an id per byte
+    options = ("--max-text", str(MAX_TEXT_BYTES), "--threads", "1", "--context", "16")
+    plan = json.loads(run("info", tiny, "--json", *options).out)["plan"]
+    read_end, write_end = os.pipe()
+    fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    os.write(write_end, bytes(PIPE_BYTES))
+    command = [str(program()), "run", str(tiny), "-f", str(text), "--lock", "off", *options]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=write_end, env=environment())
+    os.close(write_end)
+    wait_until_asleep(process.pid)
+    peak = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+    err = Generation(process, read_end).rest()[PIPE_BYTES:].decode()
+    assert_fails(Outcome(process.wait(TIMEOUT_SECONDS), b"", err), Code.PROMPT_LONG)
+    assert int(re.findall(r"has (\d+) tokens", err)[0]) > MAX_TEXT_BYTES * 9 // 10
+    assert MAX_TEXT_BYTES < 1024 * int(peak[0]) <= plan["total_bytes"]
+
+
 def test_quiet_leaves_only_what_was_asked_for(tiny: Path) -> None:
     outcome = run("run", tiny, "--ids", "1", "-n", "1", "-q", "--lock", "off")
     assert (outcome.exit_code, outcome.err) == (0, "")
@@ -671,6 +700,42 @@ def test_the_text_is_valid_utf8_at_every_length(tiny: Path) -> None:
         run("run", tiny, "--ids", "5", "-n", str(tokens), "--temp", "5", "--ignore-end").out.decode()
 
 
+def on_a_terminal(*arguments: str | Path) -> bytes:
+    """Standard output of a successful run when it is a terminal that changes nothing."""
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    command = [program(), *arguments]
+    process = subprocess.Popen(command, stdout=slave, stderr=subprocess.DEVNULL, env=environment())
+    os.close(slave)
+    out = b""
+    while True:
+        try:
+            out += os.read(master, 65536)
+        except OSError:  # the last writer has closed it
+            break
+    os.close(master)
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    return out
+
+
+def test_control_characters_do_not_reach_a_terminal(tiny: Path) -> None:
+    hot = ("run", tiny, "--ids", IDS, "-n", "200", "--temp", "100", "--ignore-end", "--lock", "off", "--seed")
+    control = re.compile("[\0-\x08\x0b-\x1f\x7f\x80-\x9f]")
+    seen = set()
+    for seed in CONTROL_SEEDS:
+        text = run(*hot, seed).out.decode()
+        seen |= set(control.findall(text))
+        shown = on_a_terminal(*hot, seed).decode()
+        assert shown.removesuffix("\n") == control.sub("\ufffd", text).removesuffix("\n")
+    assert seen & set("\x1b\x07\r\b")
+    assert any(character >= "\x80" for character in seen)
+
+
+def test_control_characters_of_a_file_name_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    outcome = run("run", tmp_path / "a\x1b[31m\x7f\x9b\u00e9", "--ids", "1")
+    assert_fails(outcome, Code.OPEN, f"cannot open {tmp_path}/a?[31m??\u00e9: ")
+
+
 # ---- streams and signals ---------------------------------------------------------------------------
 
 
@@ -684,6 +749,17 @@ def test_a_closed_or_full_stdout_is_an_error(tiny: Path, redirect: str) -> None:
         assert done.returncode == 1, arguments
         assert "standard output" in done.stderr
         assert f"(error {int(Code.IO)} io)" in done.stderr
+
+
+def wait_until_asleep(pid: int) -> None:
+    """Until the process sleeps at five looks in a row."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    asleep = 0
+    while asleep < 5:
+        assert time.monotonic() < deadline, "the process does not block"
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        asleep = asleep + 1 if state == "S" else 0
+        time.sleep(0.02)
 
 
 @dataclass
@@ -704,25 +780,24 @@ class Generation:
     def wait_until_blocked(self) -> None:
         """Until the pipe is full: with one thread the process sleeps nowhere but in write."""
         self.wait_for_text()
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        asleep = 0
-        while asleep < 5:
-            assert time.monotonic() < deadline, "the process does not block"
-            state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-            asleep = asleep + 1 if state == "S" else 0
-            time.sleep(0.02)
+        wait_until_asleep(self.process.pid)
 
     def pending(self) -> int:
         """Bytes in the pipe."""
         answer = fcntl.ioctl(self.read_end, termios.FIONREAD, bytes(4))
         return int(struct.unpack("i", answer)[0])
 
-    def finish(self) -> Outcome:
-        """Read the rest."""
+    def rest(self) -> bytes:
+        """What is in the pipe until the writer closes it."""
         out = b""
         while part := os.read(self.read_end, 65536):
             out += part
         os.close(self.read_end)
+        return out
+
+    def finish(self) -> Outcome:
+        """Read the rest."""
+        out = self.rest()
         err = self.process.communicate(timeout=TIMEOUT_SECONDS)[1].decode()
         return Outcome(self.process.returncode, out[PIPE_BYTES - 16 :], err)
 

@@ -125,6 +125,10 @@ int colibri_run_inference(colibri_ctx_t *ctx, const int32_t *input_ids, int32_t 
                        "colibri_run_inference: ctx, input_ids and output_logits must not be NULL, "
                        "seq_len must be at least 1");
     start = ctx->session->position;
+    if (seq_len > ctx->model->plan.context_tokens - start) /* before any pass: they cost time */
+        return cb_fail(&last_error, COLIBRI_ERR_CONTEXT_FULL, CB_NO_OFFSET,
+                       "%zu tokens on top of %u do not fit the context of %u: call colibri_reset",
+                       seq_len, start, ctx->model->plan.context_tokens);
     step = (ctx->flags & COLIBRI_ALL_POSITIONS) != 0 ? 1 : seq_len;
     for (done = 0; done < seq_len; done += step) {
         const char *ids = (const char *)input_ids + done * sizeof *input_ids;

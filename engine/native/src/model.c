@@ -93,14 +93,15 @@ static int make_plan(struct opening *o, colibri_error *error)
     if (o->options.budget_bytes != 0 && o->plan.total_bytes > o->options.budget_bytes)
         return cb_fail(error, COLIBRI_ERR_BUDGET, CB_NO_OFFSET,
                        "the plan needs %llu bytes (file %llu, arena %llu, stacks %llu, process "
-                       "%llu), the budget is %llu; lower context_tokens (%u) or batch_tokens (%u)",
+                       "%llu), the budget is %llu; lower context_tokens (%u), batch_tokens (%u) or "
+                       "max_text_bytes (%u)",
                        (unsigned long long)o->plan.total_bytes,
                        (unsigned long long)o->plan.mapped_bytes,
                        (unsigned long long)o->plan.arena_bytes,
                        (unsigned long long)o->plan.stack_bytes,
                        (unsigned long long)o->plan.process_bytes,
                        (unsigned long long)o->options.budget_bytes, o->plan.context_tokens,
-                       o->plan.batch_tokens);
+                       o->plan.batch_tokens, o->options.max_text_bytes);
     return 0;
 }
 

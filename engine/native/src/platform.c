@@ -71,13 +71,13 @@ int cb_map_anonymous(struct cb_mapping *m, uint64_t bytes, colibri_error *error)
     if (bytes > SIZE_MAX / 2)
         return cb_fail(error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET,
                        "the arena needs %llu bytes, more than this process can address: lower "
-                       "context_tokens or batch_tokens",
+                       "context_tokens, batch_tokens or max_text_bytes",
                        (unsigned long long)bytes);
     base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
         return cb_fail(error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET,
-                       "cannot map the arena (%llu bytes): %s; lower context_tokens, batch_tokens "
-                       "or max_sessions",
+                       "cannot map the arena (%llu bytes): %s; lower context_tokens, batch_tokens, "
+                       "max_sessions or max_text_bytes",
                        (unsigned long long)bytes, strerror(errno));
     m->base = base;
     m->bytes = (size_t)bytes;
@@ -107,19 +107,19 @@ unsigned cb_cpu_count(void)
     return online > 0 ? (unsigned)online : 1;
 }
 
-/* Bytes of a "Name:   123 kB" line of a file of /proc, or -1. */
-static int64_t proc_bytes(const char *path, const char *name)
+#define TEXT_BYTES 4096u
+
+/* The beginning of a small file, terminated; empty when there is none. */
+static void read_text(const char *path, char text[TEXT_BYTES])
 {
-    char text[4096];
     size_t have = 0;
-    const char *line;
-    int64_t kib = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
 
+    text[0] = '\0';
     if (fd < 0)
-        return -1;
-    while (have < sizeof text - 1) {
-        ssize_t n = read(fd, text + have, sizeof text - 1 - have);
+        return;
+    while (have < TEXT_BYTES - 1) {
+        ssize_t n = read(fd, text + have, TEXT_BYTES - 1 - have);
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -129,14 +129,116 @@ static int64_t proc_bytes(const char *path, const char *name)
     }
     (void)close(fd);
     text[have] = '\0';
-    line = strstr(text, name);
-    if (line == NULL)
+}
+
+/* The number behind the first `name` in a text file, or -1. */
+static int64_t number_in(const char *path, const char *name)
+{
+    char text[TEXT_BYTES];
+    const char *at;
+    int64_t number = 0;
+
+    read_text(path, text);
+    at = strstr(text, name);
+    if (at == NULL)
         return -1;
-    for (line += strlen(name); *line == ' ' || *line == '\t'; line++)
+    for (at += strlen(name); *at == ' ' || *at == '\t'; at++)
         ;
-    for (; *line >= '0' && *line <= '9'; line++)
-        kib = kib * 10 + (*line - '0');
-    return kib * 1024;
+    if (*at < '0' || *at > '9')
+        return -1; /* "max" */
+    for (; *at >= '0' && *at <= '9' && number < INT64_MAX / 16; at++)
+        number = number * 10 + (*at - '0');
+    return number;
+}
+
+/* Bytes of a "Name:   123 kB" line of a file of /proc, or -1. */
+static int64_t proc_bytes(const char *path, const char *name)
+{
+    int64_t kib = number_in(path, name);
+
+    return kib < 0 ? -1 : kib * 1024;
+}
+
+/* ---- memory cgroups ------------------------------------------------------------------------------- */
+
+#define GROUP_BYTES 512u /* of the path of a group; a longer one is cut to an ancestor */
+/* Held back for what comes behind the locks: stacks, the ids of a prompt; tables are 1/512. */
+#define GROUP_RESERVE_BYTES (INT64_C(2) << 20)
+
+struct group_version {
+    const char *line, *folder, *limit, *usage, *active, *inactive;
+};
+
+static const struct group_version group_versions[] = {
+    {"0::", "", "memory.max", "memory.current", "\nactive_file ", "\ninactive_file "},
+    {":memory:", "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+     "\ntotal_active_file ", "\ntotal_inactive_file "},
+};
+
+/* What one group leaves, or -1. Like MemAvailable it counts page cache that is not locked as free:
+ * the part of the model that is resident already is in `usage`, and locking does not charge it
+ * again. */
+static int64_t group_left(const struct group_version *v, const char *mount, const char *group,
+                          int64_t *limit)
+{
+    static const char form[] = "%s%s%s/%s";
+    char path[GROUP_BYTES + 128];
+    int64_t usage, active, inactive;
+
+    (void)snprintf(path, sizeof path, form, mount, v->folder, group, v->limit);
+    *limit = number_in(path, "");
+    (void)snprintf(path, sizeof path, form, mount, v->folder, group, v->usage);
+    usage = number_in(path, "");
+    if (*limit < 0 || usage < 0)
+        return -1;
+    (void)snprintf(path, sizeof path, form, mount, v->folder, group, "memory.stat");
+    active = number_in(path, v->active);
+    inactive = number_in(path, v->inactive);
+    usage -= (active > 0 ? active : 0) + (inactive > 0 ? inactive : 0);
+    usage = *limit - (usage > 0 ? usage : 0);
+    usage -= GROUP_RESERVE_BYTES + usage / 512;
+    return usage > 0 ? usage : 0;
+}
+
+int64_t cb_group_available(const char *membership, const char *mount, int64_t *limit)
+{
+    char text[TEXT_BYTES], group[GROUP_BYTES];
+    int64_t least = -1;
+    size_t i, length;
+
+    *limit = -1;
+    for (i = 0; i < sizeof group_versions / sizeof group_versions[0]; i++) {
+        const struct group_version *v = &group_versions[i];
+        const char *at;
+
+        read_text(membership, text);
+        at = strstr(text, v->line);
+        if (at == NULL)
+            continue;
+        at += strlen(v->line);
+        for (length = 0; length < GROUP_BYTES - 1 && at[length] != '\0' && at[length] != '\n';)
+            length++;
+        memcpy(group, at, length);
+        if (length == GROUP_BYTES - 1)
+            group[length - 1] = '/'; /* cut below */
+        for (;;) { /* the group, then each of its parents */
+            int64_t one, left;
+
+            while (length > 0 && group[length - 1] == '/')
+                length--;
+            group[length] = '\0';
+            left = group_left(v, mount, group, &one);
+            if (left >= 0 && (least < 0 || left < least)) {
+                least = left;
+                *limit = one;
+            }
+            if (length == 0)
+                break;
+            while (length > 0 && group[length - 1] != '/')
+                length--;
+        }
+    }
+    return least;
 }
 
 static int64_t locked_now(void)
@@ -146,9 +248,17 @@ static int64_t locked_now(void)
 
 void cb_lock_begin(struct cb_lock_state *s)
 {
+    int64_t group, limit;
+
     memset(s, 0, sizeof *s);
     s->before = locked_now();
     s->available = proc_bytes("/proc/meminfo", "MemAvailable:");
+    group = cb_group_available("/proc/self/cgroup", "/sys/fs/cgroup", &limit);
+    s->limit = -1;
+    if (group >= 0 && (s->available < 0 || group < s->available)) {
+        s->available = group;
+        s->limit = limit;
+    }
 }
 
 void cb_lock(struct cb_lock_state *s, const void *base, size_t bytes)
@@ -202,6 +312,14 @@ void cb_lock_finish(struct cb_lock_state *s)
     }
     if (s->number == 0)
         return;
+    if (s->short_memory && s->limit >= 0) {
+        (void)snprintf(s->message, sizeof s->message,
+                       "%llu of %llu bytes are not locked: the memory cgroup's limit of %lld leaves "
+                       "%lld; raise it, lower context_tokens or use a smaller model",
+                       (unsigned long long)s->unlocked, need, (long long)s->limit,
+                       (long long)s->available);
+        return;
+    }
     if (s->short_memory) {
         (void)snprintf(s->message, sizeof s->message,
                        "%llu of %llu bytes are not locked: MemAvailable is %lld; free memory, lower "
@@ -213,7 +331,8 @@ void cb_lock_finish(struct cb_lock_state *s)
         (void)snprintf(s->message, sizeof s->message,
                        "RLIMIT_MEMLOCK is %llu, needs %llu (short by %llu): `ulimit -l %llu`, "
                        "LimitMEMLOCK=infinity in the unit, or CAP_IPC_LOCK",
-                       (unsigned long long)limit.rlim_cur, need, (unsigned long long)s->unlocked,
+                       (unsigned long long)limit.rlim_cur, need,
+                       need > limit.rlim_cur ? need - (unsigned long long)limit.rlim_cur : 0,
                        (need + 1023) / 1024);
         return;
     }

@@ -26,13 +26,18 @@ unsigned cb_cpu_count(void);
 struct cb_lock_state {
     uint64_t locked, unlocked;
     int64_t before;    /* VmLck when locking began, -1: unknown */
-    int64_t available; /* MemAvailable then, -1: unknown */
+    int64_t available; /* bytes that could still be had then, -1: unknown */
+    int64_t limit;     /* of the memory cgroup, when that is what `available` comes from; else -1 */
     int short_memory;  /* a range was left alone because it would not fit */
     int number;        /* errno of the first refusal, 0 when none */
     char message[192]; /* empty, or what to do */
 };
 
 void cb_lock_begin(struct cb_lock_state *s);
+
+/* What the memory cgroups of this process, as `membership` (/proc/self/cgroup) names them below
+ * `mount` (/sys/fs/cgroup), leave it; -1 when none has a limit. *limit: that of the tightest. */
+int64_t cb_group_available(const char *membership, const char *mount, int64_t *limit);
 
 size_t cb_page_bytes(void);
 /* Lock a range (page-aligned base); adds to the state, keeps going after a refusal. A range that is

@@ -104,6 +104,20 @@ static void test_errors_have_codes_and_reasons(void)
     colibri_free(NULL);
 }
 
+static void test_all_positions_that_do_not_fit_start_no_pass(void)
+{
+    colibri_ctx_t *ctx = colibri_init(path, COLIBRI_ALL_POSITIONS);
+    static int32_t ids[64], out[64 * 61];
+
+    out[0] = 12345; /* the first pass would write here */
+    CHECK_EQUAL(colibri_run_inference(ctx, ids, out, 65), COLIBRI_ERR_CONTEXT_FULL);
+    CHECK(strstr(colibri_last_error()->message, "context of 64") != NULL);
+    CHECK_EQUAL(out[0], 12345);
+    CHECK_EQUAL(colibri_run_inference(ctx, ids, out, 64), 0);
+    CHECK_EQUAL(colibri_run_inference(ctx, ids, out, 1), COLIBRI_ERR_CONTEXT_FULL);
+    colibri_free(ctx);
+}
+
 static void test_a_failed_call_leaves_the_sequence_alone(void)
 {
     colibri_ctx_t *ctx = colibri_init(path, COLIBRI_ALL_POSITIONS);
@@ -153,6 +167,7 @@ int main(void)
     RUN(test_all_positions_are_those_of_single_steps);
     RUN(test_unaligned_buffers_work);
     RUN(test_errors_have_codes_and_reasons);
+    RUN(test_all_positions_that_do_not_fit_start_no_pass);
     RUN(test_a_failed_call_leaves_the_sequence_alone);
     RUN(test_defragmenting_locks_what_is_open);
     RUN(test_versions_and_build_info_have_their_form);

@@ -3,10 +3,12 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "check.h"
 #include "kernels.h"
+#include "platform.h"
 #include "variants.h"
 
 static struct build_file file;
@@ -93,6 +95,9 @@ static void test_the_budget_is_a_floor(void)
     o.budget_bytes--;
     (void)snprintf(number, sizeof number, "%llu", (unsigned long long)plan.total_bytes);
     refuse(&o, COLIBRI_ERR_BUDGET, number);
+    o.max_text_bytes = 1000;
+    o.budget_bytes = 1;
+    refuse(&o, COLIBRI_ERR_BUDGET, "max_text_bytes (1000)");
 }
 
 static void test_the_plan_grows_with_what_it_is_asked_for(void)
@@ -344,6 +349,73 @@ static void test_the_report_says_what_was_locked(void)
 }
 
 /* The caller's rounding mode neither changes results nor is changed. */
+static void put_text(const char *folder, const char *name, const char *text)
+{
+    char where[256];
+    FILE *stream;
+
+    (void)snprintf(where, sizeof where, "%s/%s", folder, name);
+    stream = fopen(where, "w");
+    CHECK(stream != NULL);
+    if (stream != NULL) {
+        CHECK(fputs(text, stream) >= 0);
+        CHECK_EQUAL(fclose(stream), 0);
+    }
+}
+
+/* What a group of `left` bytes has for locks: 2 MiB and 1/512 stay for the rest of the process. */
+static int64_t lockable(int64_t left)
+{
+    return left - (2 << 20) - left / 512;
+}
+
+static void test_the_tightest_memory_cgroup_bounds_what_is_locked(void)
+{
+    static const char *const names[] = {
+        "g/s/memory.max", "g/s/memory.current", "g/s/memory.stat", "g/memory.max", "g/memory.current",
+        "memory/b/memory.limit_in_bytes", "memory/b/memory.usage_in_bytes", "membership",
+        "g/s", "g", "memory/b", "memory", "",
+    };
+    char folder[] = "/tmp/colibri-groups-XXXXXX", membership[64], where[256];
+    int64_t limit = 0;
+    size_t i;
+
+    CHECK(mkdtemp(folder) != NULL);
+    (void)snprintf(membership, sizeof membership, "%s/membership", folder);
+    CHECK_EQUAL(cb_group_available(membership, folder, &limit), -1); /* no such file */
+    put_text(folder, "membership", "0::/g/s\n");
+    CHECK_EQUAL(cb_group_available(membership, folder, &limit), -1); /* no such group */
+    CHECK_EQUAL(limit, -1);
+    for (i = 12; i-- > 8;) {
+        (void)snprintf(where, sizeof where, "%s/%s", folder, names[i]);
+        CHECK_EQUAL(mkdir(where, 0700), 0);
+    }
+    put_text(folder, names[0], "max\n");
+    put_text(folder, names[1], "1048576\n");
+    CHECK_EQUAL(cb_group_available(membership, folder, &limit), -1); /* no limit */
+    put_text(folder, names[0], "104857600\n");
+    CHECK_EQUAL(cb_group_available(membership, folder, &limit), lockable(103809024));
+    CHECK_EQUAL(limit, 104857600);
+    put_text(folder, names[2], "anon 4096\ninactive_file 500000\nactive_file 48576\n");
+    CHECK_EQUAL(cb_group_available(membership, folder, &limit), lockable(104357600));
+    put_text(folder, names[3], "62914560\n"); /* the parent is tighter */
+    put_text(folder, names[4], "2097152\n");
+    CHECK_EQUAL(cb_group_available(membership, folder, &limit), lockable(60817408));
+    CHECK_EQUAL(limit, 62914560);
+    put_text(folder, names[4], "62914000\n"); /* nothing left */
+    CHECK_EQUAL(cb_group_available(membership, folder, &limit), 0);
+    put_text(folder, "membership", "5:cpu:/g/s\n4:memory:/b\n0::/\n"); /* version 1 */
+    put_text(folder, names[5], "9223372036854771712\n");
+    put_text(folder, names[6], "1048576\n");
+    CHECK(cb_group_available(membership, folder, &limit) > INT64_C(1) << 50);
+    put_text(folder, names[5], "33554432\n");
+    CHECK_EQUAL(cb_group_available(membership, folder, &limit), lockable(32505856));
+    for (i = 0; i < sizeof names / sizeof names[0]; i++) {
+        (void)snprintf(where, sizeof where, "%s/%s", folder, names[i]);
+        CHECK_EQUAL(remove(where), 0);
+    }
+}
+
 static void test_the_floating_point_state_of_the_caller_stays(void)
 {
     colibri_model_options o;
@@ -386,6 +458,7 @@ int main(void)
     RUN(test_a_running_call_makes_others_busy_and_can_be_cancelled);
     RUN(test_a_cancel_between_calls_stops_the_next_one);
     RUN(test_the_report_says_what_was_locked);
+    RUN(test_the_tightest_memory_cgroup_bounds_what_is_locked);
     RUN(test_the_floating_point_state_of_the_caller_stays);
     free(file.bytes);
     return RESULT();

@@ -49,7 +49,7 @@ static const struct ctl_option run_options[] = {
       "choose among the likeliest whose sum reaches P; 1 = all" },
     { "min-p", 0, CTL_FLOAT, AT(min_p), 0, 1, "P", "0",
       "drop tokens below P times the likeliest; 0 = none" },
-    { "seed", 's', CTL_U64, AT(seed), 0, 18446744073709551615.0, "S", "0",
+    { "seed", 's', CTL_U64, AT(seed), 0, 0, "S", "0",
       "same seed, same text; any number of 64 bits" },
     { "print-ids", 0, CTL_FLAG, AT(print_ids), 0, 0, NULL, NULL,
       "print the prompt's and the generated ids on stderr" },
@@ -80,14 +80,47 @@ struct stream {
     int32_t *ids; /* [limit] when they are printed at the end, else NULL */
     uint32_t count;
     bool newline_last;
+    bool terminal; /* a person reads: no byte of the text may steer what shows it */
 };
+
+/* Bytes of the control character that starts whole UTF-8 at `text`, or 0. Newline and tab are text. */
+static size_t control_bytes(const char *text, size_t length)
+{
+    unsigned char c = (unsigned char)text[0];
+
+    if (c < 0x20 || c == 0x7F) {
+        return c == '\n' || c == '\t' ? 0 : 1;
+    }
+    return c == 0xC2 && length > 1 && (unsigned char)text[1] < 0xA0 ? 2 : 0;
+}
+
+/* The text with U+FFFD for control characters, written in runs. */
+static int write_tame(const char *text, size_t length, colibri_error *error)
+{
+    size_t start = 0;
+    size_t at = 0;
+    int code = 0;
+
+    while (code == 0 && at < length) {
+        size_t skip = control_bytes(text + at, length - at);
+
+        if (skip > 0) {
+            code = ctl_write(STDOUT_FILENO, text + start, at - start, error);
+            code = code != 0 ? code : ctl_write(STDOUT_FILENO, "\xEF\xBF\xBD", 3, error);
+            start = at + skip;
+        }
+        at += skip > 0 ? skip : 1;
+    }
+    return code != 0 ? code : ctl_write(STDOUT_FILENO, text + start, length - start, error);
+}
 
 static int write_text(struct stream *stream, const char *text, size_t length, colibri_error *error)
 {
     if (length > 0) {
         stream->newline_last = text[length - 1] == '\n';
     }
-    return ctl_write(STDOUT_FILENO, text, length, error);
+    return stream->terminal ? write_tame(text, length, error)
+                            : ctl_write(STDOUT_FILENO, text, length, error);
 }
 
 static int emit(void *context, int32_t id, colibri_error *error)
@@ -122,7 +155,7 @@ static int finish_text(struct stream *stream, colibri_error *error)
     size_t length = colibri_utf8_flush(&stream->utf8, text, sizeof text);
     int code = write_text(stream, text, length, error);
 
-    if (code == 0 && !stream->newline_last && isatty(STDOUT_FILENO) != 0) {
+    if (code == 0 && !stream->newline_last && stream->terminal) {
         code = ctl_write(STDOUT_FILENO, "\n", 1, error);
     }
     return code;
@@ -258,7 +291,9 @@ static int run_session(const struct run_values *values, colibri_model *model,
                                 .ignore_end = values->ignore_end,
                                 .hash_logits = values->logits_sha256,
                                 .emit = emit };
-    struct stream stream = { .model = model, .newline_last = true };
+    struct stream stream = { .model = model,
+                             .newline_last = true,
+                             .terminal = isatty(STDOUT_FILENO) != 0 };
     colibri_error error = { .offset = -1 };
     int exit_code;
 

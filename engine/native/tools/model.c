@@ -10,7 +10,9 @@
 
 #define MAX_THREADS 64
 #define MAX_BATCH_TOKENS 512
-#define MAX_TEXT_BYTES 16777216 /* 16 MiB of prompt need 384 MiB of merge scratch: enough */
+/* The text and its ids are on the heap of the command: 5 bytes per byte, which must fit beside its
+ * own pages into the process_bytes of the plan (4 MiB). Programs may go further (colibri.h). */
+#define MAX_TEXT_BYTES 262144
 #define MAX_BUDGET_BYTES 1125899906842624.0 /* 1 PiB: exact as a double */
 
 #define AT(field) offsetof(struct ctl_model_values, field)

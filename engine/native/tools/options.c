@@ -187,17 +187,21 @@ static int store_integer(const struct ctl_command *command, const struct ctl_opt
     uint64_t number;
     uint32_t narrow;
 
+    char range[64] = "0..18446744073709551615"; /* of CTL_U64: no double holds it */
+
+    if (option->kind != CTL_U64) {
+        (void)snprintf(range, sizeof range, "%.0f..%.0f", option->low, option->high);
+    }
     if (size ? !parse_size(text, &number) : !ctl_parse_u64(text, &number)) {
         return ctl_usage_error(command->name,
-                               "--%s: '%s' is not a whole number %s; give one in %.0f..%.0f",
+                               "--%s: '%s' is not a whole number %s; give one in %s",
                                option->name, text,
                                size ? "of bytes (an ending of K, M or G is allowed)"
                                     : "without sign that fits 64 bits",
-                               option->low, option->high);
+                               range);
     }
     if (option->kind != CTL_U64 && !in_range(option, (double)number)) {
-        return ctl_usage_error(command->name, "--%s: %s is outside %.0f..%.0f", option->name, text,
-                               option->low, option->high);
+        return ctl_usage_error(command->name, "--%s: %s is outside %s", option->name, text, range);
     }
     if (option->kind == CTL_U32) {
         narrow = (uint32_t)number;

@@ -28,7 +28,7 @@ struct ctl_option {
     char letter;          /* one-letter form, or 0 */
     enum ctl_kind kind;
     size_t offset;        /* of the value in the struct of its group */
-    double low, high;     /* inclusive; every limit is below 2^53 */
+    double low, high;     /* inclusive; every limit is below 2^53; not for CTL_U64 */
     const char *value;    /* what the help calls the value; the words of CTL_CHOICE */
     const char *fallback; /* parsed before the command line is; NULL: zero */
     const char *help;

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -30,11 +31,27 @@ const char *ctl_code_name(int code)
     }
 }
 
+/* File names come from anywhere: no byte of them may steer the terminal. */
+static void print_safely(const char *text)
+{
+    for (; *text != '\0'; text++) {
+        unsigned char c = (unsigned char)*text;
+        bool c1 = c == 0xC2 && (unsigned char)text[1] >= 0x80 && (unsigned char)text[1] < 0xA0;
+
+        if (c1) {
+            text++;
+        }
+        (void)fputc(c1 || c < 0x20 || c == 0x7F ? '?' : c, stderr);
+    }
+}
+
 int ctl_fail(const char *thing, const colibri_error *error)
 {
-    (void)fprintf(stderr, "colibrictl: %s: %s (error %d %s", thing,
-                  error->message[0] != '\0' ? error->message : colibri_strerror(error->code),
-                  (int)error->code, ctl_code_name(error->code));
+    (void)fprintf(stderr, "colibrictl: ");
+    print_safely(thing);
+    (void)fprintf(stderr, ": ");
+    print_safely(error->message[0] != '\0' ? error->message : colibri_strerror(error->code));
+    (void)fprintf(stderr, " (error %d %s", (int)error->code, ctl_code_name(error->code));
     if (error->offset >= 0) {
         (void)fprintf(stderr, ", file offset %lld", (long long)error->offset);
     }

@@ -102,15 +102,17 @@ static bool take_word(const char **at, char word[MAX_WORD_BYTES])
     return true;
 }
 
+/* Any int32_t: which ids there are is for the model to say. */
 static bool parse_id(const char *word, int32_t *id)
 {
     bool negative = word[0] == '-';
     uint64_t number;
 
-    if (!ctl_parse_u64(word + (negative ? 1 : 0), &number) || number > INT32_MAX) {
+    if (!ctl_parse_u64(word + (negative ? 1 : 0), &number) ||
+        number > (uint64_t)INT32_MAX + (negative ? 1u : 0u)) {
         return false;
     }
-    *id = negative ? -(int32_t)number : (int32_t)number;
+    *id = (int32_t)(negative ? -(int64_t)number : (int64_t)number);
     return true;
 }
 
@@ -173,27 +175,7 @@ static int check_fits(const char *command, const colibri_model *model,
     return 0;
 }
 
-int ctl_prompt_tokenize(const char *command, colibri_model *model, enum colibri_text form,
-                        struct ctl_prompt *prompt)
-{
-    colibri_error error = { .offset = -1 };
-
-    if (!prompt->is_ids) {
-        /* no token is shorter than a byte, so this always suffices */
-        prompt->count = prompt->text_bytes + MAX_CHAT_IDS;
-        prompt->ids = malloc(prompt->count * sizeof *prompt->ids);
-        if (prompt->ids == NULL) {
-            return out_of_memory(command, prompt->count * sizeof *prompt->ids);
-        }
-        if (colibri_tokenize(model, prompt->text, prompt->text_bytes, form, prompt->ids,
-                             &prompt->count, &error) != 0) {
-            return ctl_fail(command, &error);
-        }
-    }
-    return check_fits(command, model, prompt);
-}
-
-void ctl_prompt_free(struct ctl_prompt *prompt)
+static void free_text(struct ctl_prompt *prompt)
 {
     volatile char *text = prompt->text; /* volatile: the stores are not dead */
 
@@ -201,6 +183,35 @@ void ctl_prompt_free(struct ctl_prompt *prompt)
         text[i] = 0;
     }
     free(prompt->text);
+    prompt->text = NULL;
+    prompt->text_bytes = 0;
+}
+
+int ctl_prompt_tokenize(const char *command, colibri_model *model, enum colibri_text form,
+                        struct ctl_prompt *prompt)
+{
+    colibri_error error = { .offset = -1 };
+
+    if (!prompt->is_ids) {
+        /* no token is shorter than a byte, so this always suffices */
+        prompt->count = prompt->text_bytes + MAX_CHAT_IDS; /* pages are taken as they are filled */
+        prompt->ids = malloc(prompt->count * sizeof *prompt->ids);
+        if (prompt->ids == NULL) {
+            return out_of_memory(command, prompt->count * sizeof *prompt->ids);
+        }
+        if (colibri_tokenize(model, prompt->text, prompt->text_bytes, form, prompt->ids,
+                             &prompt->count, &error) != 0) {
+            prompt->count = 0;
+            return ctl_fail(command, &error);
+        }
+        free_text(prompt);
+    }
+    return check_fits(command, model, prompt);
+}
+
+void ctl_prompt_free(struct ctl_prompt *prompt)
+{
+    free_text(prompt);
     free(prompt->ids);
     memset(prompt, 0, sizeof *prompt);
 }

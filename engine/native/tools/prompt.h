@@ -25,7 +25,8 @@ int ctl_prompt_from_file(const char *command, const char *path, size_t limit_byt
                          struct ctl_prompt *prompt);
 /* "1,2,3"; the model checks the range */
 int ctl_prompt_from_ids(const char *command, const char *list, struct ctl_prompt *prompt);
-/* Fills ids from text when there are none yet, and checks that they fit the context. */
+/* Fills ids from text when there are none yet, drops the text, and checks that they fit the
+ * context. */
 int ctl_prompt_tokenize(const char *command, colibri_model *model, enum colibri_text form,
                         struct ctl_prompt *prompt);
 /* Zeroes the text, which is the user's. */
