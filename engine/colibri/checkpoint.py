@@ -8,9 +8,9 @@ a tensor are all that is needed. The header is bounded and checked like any host
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,9 +18,11 @@ import numpy as np
 
 from colibri._spec import Code
 from colibri.errors import ColibriError
+from colibri.files import load_json, open_regular, parse_json
 from colibri.layout import F32, from_bf16_bits
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+_MAX_RANK = 8  # no weight has more dimensions; bounds the product of a shape
 _DTYPES = {"F32": ("<f4", 4), "F16": ("<f2", 2), "BF16": ("<u2", 2), "F64": ("<f8", 8)}
 
 
@@ -49,21 +51,17 @@ class _Place(NamedTuple):
 
 def digest_of(path: Path) -> str:
     """SHA-256 of a file, hex."""
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def load_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+def _is_file_name(name: str) -> bool:
+    """Whether a name is one plain part of a path."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ColibriError(Code.OPEN, f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ColibriError(Code.ARGUMENT, f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ColibriError(Code.ARGUMENT, f"{path} holds no JSON object")
-    return value
+        name.encode()  # half a surrogate pair names no file
+    except UnicodeEncodeError:
+        return False
+    return Path(name).name == name and name not in ("", ".", "..") and "\0" not in name
 
 
 class Safetensors:
@@ -81,7 +79,7 @@ class Safetensors:
             wanted = weight_map
             names = sorted(set(weight_map.values()))
             for name in names:
-                if Path(name).name != name or name in ("", ".", ".."):
+                if not _is_file_name(name):
                     raise ColibriError(Code.ARGUMENT, f"{index} names the shard {name!r}, not a file beside it")
             self._files = [directory / name for name in names]
         elif single.is_file():
@@ -117,10 +115,7 @@ class Safetensors:
         self.close()
 
     def _open(self, path: Path) -> None:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise ColibriError(Code.OPEN, f"{path}: {error.strerror}") from error
+        descriptor = open_regular(path)
         self._descriptors.append(descriptor)
         size = os.fstat(descriptor).st_size
         if size < 8:
@@ -128,24 +123,30 @@ class Safetensors:
         (length,) = struct.unpack("<Q", os.pread(descriptor, 8, 0))
         if length > min(MAX_HEADER_BYTES, size - 8):
             raise ColibriError(Code.ARGUMENT, f"{path}: header of {length} bytes in a file of {size}", 0)
-        try:
-            header = json.loads(os.pread(descriptor, length, 8))
-        except ValueError as error:
-            raise ColibriError(Code.ARGUMENT, f"{path}: header is not JSON: {error}", 8) from error
-        if not isinstance(header, dict):
-            raise ColibriError(Code.ARGUMENT, f"{path}: header is no JSON object", 8)
+        header = parse_json(os.pread(descriptor, length, 8), f"{path}: header", 8, unique=True)
         header.pop("__metadata__", None)
+        ranges: list[tuple[int, int, str]] = []
         for name, entry in header.items():
             if name in self._places:
                 raise ColibriError(Code.ARGUMENT, f"{path}: tensor {name} is in two shards")
-            self._places[name] = self._place(path, descriptor, name, entry, 8 + length, size)
+            place = self._places[name] = self._place(path, descriptor, name, entry, 8 + length, size)
+            if 0 not in place.shape:
+                ranges.append((*entry["data_offsets"], name))
+        ranges.sort()
+        for (_, end, name), (first, _, following) in pairwise(ranges):
+            if first < end:
+                raise ColibriError(
+                    Code.ARGUMENT, f"{path}: tensor {following} begins at {first}, inside tensor {name} up to {end}", 8
+                )
 
     @staticmethod
     def _place(path: Path, descriptor: int, name: str, entry: Any, base: int, size: int) -> _Place:
         try:
             dtype, shape = entry["dtype"], tuple(entry["shape"])
             first, end = entry["data_offsets"]
-            good = all(type(n) is int and n >= 0 for n in (*shape, first, end))
+            numbers = (*shape, first, end)
+            good = isinstance(dtype, str) and len(shape) <= _MAX_RANK
+            good = good and all(type(n) is int and 0 <= n < 1 << 63 for n in numbers)
         except (TypeError, KeyError, ValueError):
             good = False
         if not good:

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -65,7 +66,7 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _write_text(path: Path, text: str) -> None:
     """Temporary file, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -88,9 +89,17 @@ def _convert(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise ColibriError(Code.UNSUPPORTED, "converting needs numpy; install colibri-moe[convert]") from error
     from colibri.convert import convert
+    from colibri.files import refuse_output
     from colibri.job import Precision, run_job
     from colibri.recipe import load_recipe
 
+    sources = [Path(path) for path in (args.source, args.recipe, args.recipe_source) if path is not None]
+    sources += [path for folder in sources if folder.is_dir() for path in folder.iterdir()]
+    refuse_output(args.output, sources)
+    if args.report is not None:
+        refuse_output(args.report, sources)
+        if args.report.resolve() == args.output.resolve():
+            raise ColibriError(Code.ARGUMENT, f"--report and -o both name {args.output}; give two names")
     names = {name: getattr(args, name) for name, _ in _PRECISION_OPTIONS if getattr(args, name)}
     if args.int4_method:
         names["int4_method"] = args.int4_method

@@ -18,9 +18,18 @@ import numpy as np
 from colibri import __version__
 from colibri._families import FAMILIES, GGUF
 from colibri._spec import Code, Family, RopeStyle
-from colibri.checkpoint import Safetensors, Source, digest_of, load_json
+from colibri.checkpoint import Safetensors, Source, digest_of
 from colibri.errors import ColibriError
-from colibri.families import DecoderShape, decoder_records, family_of, shape_from_config
+from colibri.families import (
+    DecoderShape,
+    architectures_of,
+    check_dimension,
+    decoder_records,
+    family_of,
+    model_type_of,
+    shape_from_config,
+)
+from colibri.files import load_json, refuse_output
 from colibri.format import tensor_groups
 from colibri.gguf_reader import Gguf
 from colibri.job import Job, Precision, Report, RowSource, run_job
@@ -124,8 +133,8 @@ def huggingface_job(
 ) -> Job:
     """A job from a directory with config.json and safetensors."""
     config = load_json(directory / "config.json")
-    architectures = config.get("architectures") or []
-    key = family_of([str(name) for name in architectures], str(config.get("model_type", "")))
+    architectures = architectures_of(config)
+    key = family_of(architectures, model_type_of(config))
     family = FAMILIES[key]
     records = decoder_records(shape_from_config(key, config))
     limit_context(records, context_tokens)
@@ -183,7 +192,7 @@ def gguf_shape(source: Gguf, experts: int | None = None, top_k: int | None = Non
         )
     shapes = source.shapes()
     names = GGUF[architecture]["tensors"]
-    heads, hidden = value("heads"), value("hidden")
+    heads, hidden = (check_dimension(name, value(name), f"{source.path}: ") for name in ("heads", "hidden"))
     head_dim = value("head_dim", hidden // heads)
     return DecoderShape(
         family=Family[GGUF[architecture]["family"].upper()],
@@ -268,6 +277,8 @@ def convert(
     """Convert a Hugging Face directory or a GGUF file to `output`; `colibri.recipe` has recipes."""
     path = Path(source)
     precision = precision or Precision()
+    output = Path(output)
+    refuse_output(output, [item for item in path.iterdir() if item.is_file()] if path.is_dir() else [path])
     if path.is_dir():
         job = huggingface_job(path, precision, context_tokens, tokenizer, chat)
     elif path.suffix == ".gguf" and path.is_file():

@@ -55,8 +55,57 @@ class DecoderShape:
     rope_style: RopeStyle = RopeStyle.HALF
 
 
+# Smallest and largest value. The layers come first: everything else is done once for each of them.
+_RANGES = {
+    "layers": (1, spec.MAX_LAYERS),
+    "hidden": (1, spec.MAX_HIDDEN),
+    "vocabulary": (1, spec.MAX_VOCABULARY),
+    "context_tokens": (1, spec.MAX_CONTEXT_TOKENS),
+    "heads": (1, spec.MAX_HEADS),
+    "kv_heads": (1, spec.MAX_HEADS),
+    "head_dim": (1, spec.MAX_HEAD_DIM),
+    "intermediate": (1, spec.MAX_INTERMEDIATE),
+    "experts": (1, spec.MAX_EXPERTS),
+    "top_k": (1, spec.MAX_TOP_K),
+    "window_tokens": (0, spec.MAX_CONTEXT_TOKENS),
+    "rotary_dim": (0, spec.MAX_HEAD_DIM),
+}
+_MAX_ROPE_THETA = 1e30  # theta ** -1 stays a normal binary32 value
+
+
+def check_dimension(name: str, value: object, prefix: str = "") -> int:
+    """`value` when it is an integer in the range of `name`."""
+    low, high = _RANGES[name]
+    if type(value) is not int:
+        raise ColibriError(Code.ARGUMENT, f"{prefix}{name} is {_shown(value)}, not a whole number")
+    if not low <= value <= high:
+        raise ColibriError(Code.LIMIT, f"{prefix}{name} is {_shown(value)}, must be {low}..{high}")
+    return value
+
+
+def _shown(value: object) -> str:
+    """A value in a message, cut where it would fill the screen."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def check_shape(shape: DecoderShape, prefix: str = "") -> None:
+    """Refuse what cannot be computed with, before anything is computed with it."""
+    for name in _RANGES:
+        check_dimension(name, getattr(shape, name), prefix)
+    if not 0 < shape.norm_eps < 1:  # NaN is not
+        raise ColibriError(Code.ARGUMENT, f"{prefix}norm_eps is {shape.norm_eps}, must be above 0 and below 1")
+    if not 1 <= shape.rope_theta <= _MAX_ROPE_THETA:
+        raise ColibriError(
+            Code.ARGUMENT, f"{prefix}rope_theta is {shape.rope_theta}, must be 1..{_MAX_ROPE_THETA:g}"
+        )
+
+
 def decoder_records(shape: DecoderShape) -> Records:
     """Records of the decoder; refused when a dimension is outside the format's limits."""
+    check_shape(shape)
     rotary = shape.rotary_dim or shape.head_dim
     model = ModelBlock(
         family=shape.family,
@@ -146,10 +195,33 @@ def _lookup(config: dict[str, Any], path: str) -> Any:
     return value
 
 
-def _number(field: str, value: Any, kind: type) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int):
-        raise ColibriError(Code.ARGUMENT, f"config.json: {field} is {value!r}, not a number")
-    return kind(value)
+def _real(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ColibriError(Code.ARGUMENT, f"config.json: {name} is {_shown(value)}, not a number")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ColibriError(Code.ARGUMENT, f"config.json: {name} is {_shown(value)}, beyond any float") from error
+
+
+def architectures_of(config: dict[str, Any]) -> list[str]:
+    """The list of class names of a config.json; empty where there is none."""
+    value = config.get("architectures")
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ColibriError(
+            Code.ARGUMENT, f'config.json: architectures is {_shown(value)}, must be a list of names: ["..."]'
+        )
+    return value
+
+
+def model_type_of(config: dict[str, Any]) -> str:
+    """The model_type of a config.json; empty where there is none."""
+    value = config.get("model_type") or ""
+    if not isinstance(value, str):
+        raise ColibriError(Code.ARGUMENT, f"config.json: model_type is {_shown(value)}, must be a name")
+    return value
 
 
 def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
@@ -164,15 +236,23 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
         value = found[0] if found else default
         if name == "activation":
             known = family["activations"]
-            if value not in known:
+            if not isinstance(value, str) or value not in known:
                 raise ColibriError(
-                    Code.UNSUPPORTED, f"config.json: activation {value!r}, supported: {', '.join(known)}"
+                    Code.UNSUPPORTED, f"config.json: activation {_shown(value)}, supported: {', '.join(known)}"
                 )
             values[name] = Activation[known[value].upper()]
         elif name == "tied_head":
-            values[name] = bool(value)
+            if not isinstance(value, bool):
+                raise ColibriError(
+                    Code.ARGUMENT, f"config.json: {paths[0]} is {_shown(value)}, must be true or false"
+                )
+            values[name] = value
+        elif name in ("norm_eps", "rope_theta"):
+            values[name] = _real(name, value)
+        elif name == "head_dim" and not found:
+            values[name] = 0  # computed below
         else:
-            values[name] = _number(name, value, float if name in ("norm_eps", "rope_theta") else int)
+            values[name] = check_dimension(name, value, "config.json: ")
     refuse_rope_scaling(config)
     if not values["head_dim"]:
         if values["hidden"] % values["heads"]:
@@ -183,28 +263,32 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
             )
         values["head_dim"] = values["hidden"] // values["heads"]
     kinds = family["layer"]
-    return DecoderShape(
+    shape = DecoderShape(
         family=Family[key.upper()],
         router_score=RouterScore[kinds["router_score"].upper()],
         router_normalise=RouterNormalise[kinds["router_normalise"].upper()],
         rope_style=RopeStyle[kinds["rope_style"].upper()],
         **values,
     )
+    check_shape(shape, "config.json: ")
+    return shape
 
 
 def refuse_rope_scaling(config: dict[str, Any]) -> None:
     """Only plain RoPE is converted; every scaling is refused by its name."""
     for key in ("rope_scaling", "rope_parameters"):
         table = config.get(key)
-        if not isinstance(table, dict):
+        if table is None:
             continue
+        if not isinstance(table, dict):
+            raise ColibriError(Code.ARGUMENT, f"config.json: {key} is {_shown(table)}, must be null or an object")
         kind = table.get("rope_type", table.get("type", "default"))
         if kind not in (None, "default"):
             raise ColibriError(
-                Code.UNSUPPORTED, f"config.json: {key} of type {kind!r}; supported: default (no scaling)"
+                Code.UNSUPPORTED, f"config.json: {key} of type {_shown(kind)}; supported: default (no scaling)"
             )
         if table.get("partial_rotary_factor", 1.0) != 1.0:
             raise ColibriError(
                 Code.UNSUPPORTED,
-                f"config.json: {key}.partial_rotary_factor {table['partial_rotary_factor']}, supported: 1",
+                f"config.json: {key}.partial_rotary_factor {_shown(table['partial_rotary_factor'])}, supported: 1",
             )

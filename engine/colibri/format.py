@@ -20,6 +20,7 @@ from typing import Any, Self
 from colibri import _spec as spec
 from colibri._spec import Code, DType, ExtentKind, Layout, Role, Scope, Section
 from colibri.errors import ColibriError
+from colibri.files import open_regular
 from colibri.records import (
     Records,
     Shape,
@@ -581,7 +582,7 @@ class ModelFile:
         return self.read_extent(extent, entry.offset, entry.size, verify)
 
     def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
-        """Check every hash, every padding byte and every scale and float weight.
+        """Check every hash, the tokenizer, every padding byte and every scale and float weight.
 
         `progress` is called with the bytes of each extent when it is done.
         """
@@ -591,6 +592,8 @@ class ModelFile:
                 data = self.section_bytes(kind)
                 report.hashed_bytes += len(data)
                 report.chunks += len(chunk_hashes(data))
+            if kind == Section.TOKENIZER and kind in self.sections:
+                self._verify_tokenizer(data)
         groups: dict[tuple[Scope, int | None], list[TensorEntry]] = {}
         for tensor in self.tensors:
             groups.setdefault((tensor.scope, tensor.layer), []).append(tensor)
@@ -604,6 +607,15 @@ class ModelFile:
             if progress is not None:
                 progress(extent.size)
         return report
+
+    def _verify_tokenizer(self, data: bytes) -> None:
+        from colibri.tokenizer import TokenizerSpec  # here, because inspecting needs no tokenizer
+
+        try:
+            TokenizerSpec.from_section(data, self.records.model.vocabulary)
+        except ColibriError as error:
+            offset = self.sections[Section.TOKENIZER].offset
+            raise ColibriError(error.code, error.message, offset + (error.offset or 0)) from error
 
     @staticmethod
     def _verify_extent(extent: ExtentEntry, data: bytes, tensors: list[TensorEntry]) -> None:
@@ -626,10 +638,7 @@ class ModelFile:
 def open_model(path: str | os.PathLike[str]) -> ModelFile:
     """Open and validate a `.colibri` file; reads header, records and directory only."""
     where = Path(path)
-    try:
-        descriptor = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ColibriError(Code.OPEN, f"{where}: {error.strerror}") from error
+    descriptor = open_regular(where)
     try:
         return ModelFile(where, descriptor)
     except OSError as error:

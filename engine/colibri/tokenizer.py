@@ -137,6 +137,14 @@ class TokenizerSpec:
 
     def to_section(self) -> bytes:
         """The section's bytes; what the reader would refuse is refused here, with the reader's error."""
+        try:
+            section = self._pack()
+        except (OverflowError, TypeError, struct.error) as error:
+            raise ColibriError(Code.TOKENIZER, f"an id of the tokenizer is no number of 32 bits: {error}") from error
+        TokenizerSpec.from_section(section)
+        return section
+
+    def _pack(self) -> bytes:
         text = b"".join(self.tokens)
         header = TokenizerHeader(
             kind=TokenizerKind.BYTE_BPE,
@@ -170,9 +178,7 @@ class TokenizerSpec:
             _words(self._sorted_ids()) if self.flags & TokenizerFlag.IGNORE_MERGES else b"",
             text,
         ]
-        section = b"".join(parts)
-        TokenizerSpec.from_section(section)
-        return section
+        return b"".join(parts)
 
     @classmethod
     def from_section(cls, section: bytes, vocabulary: int | None = None) -> TokenizerSpec:

@@ -11,13 +11,15 @@ device puts around the user's text. So a device needs no template language.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from colibri._spec import Code, Pretokenizer, TokenizerFlag
+from colibri._spec import MAX_VOCABULARY, Code, Pretokenizer, TokenizerFlag
 from colibri._unicode import CLASS_RANGES, UNICODE_VERSION
 from colibri.errors import ColibriError
+from colibri.files import load_json, read_regular
 from colibri.tokenizer import Merge, TokenizerSpec
 
 MARKER = "ColibriUserTextMarker"
@@ -44,6 +46,17 @@ _END_NAMES = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<
 
 def _refuse(what: str, fix: str = f"supported: {_SUPPORTED}") -> NoReturn:
     raise ColibriError(Code.UNSUPPORTED, f"{what}; {fix}")
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """What goes wrong with values of the wrong kind is an error of `what`, not of this program."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ColibriError(
+            Code.ARGUMENT, f"{what} is malformed: {type(error).__name__}: {error}; save the checkpoint again"
+        ) from error
 
 
 def _alphabet() -> dict[str, int]:
@@ -119,7 +132,7 @@ def render_template(template: str, variables: Mapping[str, object], system: str 
     environment.globals["raise_exception"] = raise_exception
     try:
         text = environment.from_string(template).render(messages=messages, add_generation_prompt=True, **variables)
-    except jinja2.TemplateError as error:
+    except Exception as error:  # the template is a program of its own: it may raise anything
         _refuse(f"the chat template cannot be rendered: {type(error).__name__}: {error}",
                 "convert with --no-chat to leave the chat form out")
     parts = text.split(MARKER)
@@ -141,6 +154,11 @@ def _add_chat(
             _refuse("a system message was given and the checkpoint has no chat template", "leave the message out")
         return
     prefix, suffix = render_template(template, variables, system)
+    with _reading("the text of the chat template"):
+        _set_chat(spec, prefix, suffix, stripping)
+
+
+def _set_chat(spec: TokenizerSpec, prefix: str, suffix: str, stripping: Sequence[str]) -> None:
     for name in stripping:
         if name in prefix + suffix:
             _refuse(f"the chat template uses token {name!r}, which swallows the spaces around it (lstrip, rstrip)",
@@ -154,7 +172,11 @@ def _add_chat(
 
 def from_gguf_metadata(metadata: Mapping[str, object], *, chat: bool, system: str | None) -> TokenizerSpec:
     """See TokenizerSpec.from_gguf_metadata."""
+    with _reading("the tokenizer of the GGUF file"):
+        return _from_gguf(metadata, chat, system)
 
+
+def _from_gguf(metadata: Mapping[str, object], chat: bool, system: str | None) -> TokenizerSpec:
     def take(key: str, kind: type, default: Any = None) -> Any:
         value = metadata.get(f"tokenizer.ggml.{key}", default)
         if value is not None and not isinstance(value, kind):
@@ -215,15 +237,8 @@ def from_gguf_metadata(metadata: Mapping[str, object], *, chat: bool, system: st
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ColibriError(Code.OPEN, f"{path.name} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        _refuse(f"{path.name} holds a {type(value).__name__}", "it must hold a JSON object")
-    return value
+    """The object in a file; nothing where there is no file."""
+    return load_json(path) if path.exists() else {}
 
 
 def _parts(node: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
@@ -284,10 +299,11 @@ def _content(value: object) -> str | None:
 def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
     path = directory / "chat_template.jinja"
     if path.exists():
-        return path.read_text(encoding="utf-8")
+        with _reading(str(path)):
+            return read_regular(path).decode("utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template}
+        named = {str(item.get("name")): item.get("template") for item in template if isinstance(item, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else None
 
@@ -316,18 +332,45 @@ def from_huggingface(directory: Path, *, chat: bool, system: str | None, drop_nf
                 "save it with the fast tokenizer of transformers (save_pretrained)")
     data = _json(directory / "tokenizer.json")
     config = _json(directory / "tokenizer_config.json")
+    named = {key: _content(config.get(key)) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    with _reading(f"{directory / 'tokenizer.json'}"):
+        spec, every, stripping = _from_tokenizer_json(data, config, named, drop_nfc)
+    spec.ends = _end_ids(directory, every, named["eos_token"])
+    if chat:
+        variables = {key: name for key, name in named.items() if name is not None}
+        _add_chat(spec, _template(directory, config), variables, system, stripping)
+    return spec
+
+
+def _check_id(name: str, value: object) -> int:
+    """An id of tokenizer.json; the table of tokens is as long as the highest, so it is bounded first."""
+    if type(value) is not int or value < 0:
+        raise ColibriError(Code.ARGUMENT, f"tokenizer.json: the id of token {name!r} is {value!r}, not a number")
+    if value >= MAX_VOCABULARY:
+        raise ColibriError(
+            Code.LIMIT, f"tokenizer.json: the id of token {name!r} is {value}, limit {MAX_VOCABULARY - 1}"
+        )
+    return value
+
+
+def _from_tokenizer_json(
+    data: Mapping[str, Any], config: Mapping[str, Any], named: Mapping[str, str | None], drop_nfc: bool
+) -> tuple[TokenizerSpec, dict[str, int], list[str]]:
+    """The tokenizer without ends and chat form, the id of every token, and the tokens that strip spaces."""
     model = _check_model(data, drop_nfc)
     vocabulary: dict[str, int] = model["vocab"]
-    names = {i: name for name, i in vocabulary.items()}
+    names = {_check_id(name, i): name for name, i in vocabulary.items()}
     added: dict[str, int] = {}
     stripping: list[str] = []
     for token in data.get("added_tokens") or []:
-        name, i = token["content"], token["id"]
+        name, i = token["content"], _check_id(token["content"], token["id"])
         if not token.get("special") and not _is_marker(name):
             _refuse_literal(name, i)
         added[name] = i
         if token.get("lstrip") or token.get("rstrip"):
             stripping.append(name)
+    if not names:
+        _refuse("tokenizer.json has no tokens", "save the checkpoint again")
     specials = set(added.values())
     names.update({i: name for name, i in added.items()})
     tokens = [
@@ -340,7 +383,6 @@ def from_huggingface(directory: Path, *, chat: bool, system: str | None, drop_nf
     add_bos = config.get("add_bos_token")
     if not isinstance(add_bos, bool):
         add_bos = bos is not None
-    named = {key: _content(config.get(key)) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
     if bos is None and named["bos_token"] is not None:
         bos = every.get(named["bos_token"])
     unk = model.get("unk_token")
@@ -351,16 +393,12 @@ def from_huggingface(directory: Path, *, chat: bool, system: str | None, drop_nf
         pretokenizer=_pretokenizer(data.get("pre_tokenizer")),
         flags=int(TokenizerFlag.ADD_BOS) * add_bos | int(TokenizerFlag.IGNORE_MERGES) * ignore_merges,
         specials=sorted(specials),
-        ends=_end_ids(directory, every, named["eos_token"]),
         bos_id=bos,
         unk_id=None if unk is None else every.get(unk),
         class_ranges=list(CLASS_RANGES),
         unicode_version=UNICODE_VERSION,
     )
-    if chat:
-        variables = {key: name for key, name in named.items() if name is not None}
-        _add_chat(spec, _template(directory, config), variables, system, stripping)
-    return spec
+    return spec, every, stripping
 
 
 def _end_ids(directory: Path, ids: Mapping[str, int], eos: str | None) -> list[int]:
@@ -369,6 +407,12 @@ def _end_ids(directory: Path, ids: Mapping[str, int], eos: str | None) -> list[i
     for name in ("generation_config.json", "config.json"):
         value = _json(directory / name).get("eos_token_id")
         if value is not None:
-            ends.update(value if isinstance(value, list) else [value])
+            values = value if isinstance(value, list) else [value]
+            for i in values:
+                if type(i) is not int or not 0 <= i < MAX_VOCABULARY:
+                    raise ColibriError(
+                        Code.ARGUMENT, f"{name}: eos_token_id has {i!r}, must be ids of 0..{MAX_VOCABULARY - 1}"
+                    )
+            ends.update(values)
             break
-    return sorted(i for i in ends if isinstance(i, int))
+    return sorted(ends)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, Self
 from colibri import _spec as spec
 from colibri._spec import Code, DType, ExtentKind, Layout, Role, Scope, Section
 from colibri.errors import ColibriError
+from colibri.files import refuse_output
 from colibri.format import (
     HASHED_SECTIONS,
     HEADER,
@@ -121,7 +123,7 @@ class ModelWriter:
         self._contents: dict[Section, bytes] = {Section.RECORDS: encode_records(records)}
         if tokenizer is not None:
             self._contents[Section.TOKENIZER] = tokenizer
-        self._contents[Section.PROVENANCE] = text.encode() + b"\n"
+        self._contents[Section.PROVENANCE] = text.encode("utf-8", "backslashreplace") + b"\n"
         for kind, data in self._contents.items():
             if len(data) > SECTION_LIMITS[kind]:
                 raise ColibriError(
@@ -133,7 +135,8 @@ class ModelWriter:
         self.slots = list(self._make_slots())
         self._next = 0
         self._descriptor = -1
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        # Random, not the process id: what a killed run of the same id left behind must not be in the way.
+        self._temporary = self.path.parent / f".{self.path.name}.{secrets.token_hex(8)}.tmp"
         self._hasher = _Hasher()
         self._position = 0
 
@@ -202,6 +205,7 @@ class ModelWriter:
                 yield Slot(tensor, extent.expert)
 
     def __enter__(self) -> Self:
+        refuse_output(self.path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             self._descriptor = os.open(self._temporary, flags, 0o666)
@@ -209,6 +213,9 @@ class ModelWriter:
         except OSError as error:
             self._discard()
             raise ColibriError(Code.OPEN, f"{self.path}: {error.strerror}") from error
+        except BaseException:
+            self._discard()
+            raise
         return self
 
     def __exit__(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import gguf
 import numpy as np
 import pytest
 from colibri._spec import Code
-from colibri.checkpoint import Safetensors, digest_of, load_json
+from colibri.checkpoint import Safetensors, digest_of
 from colibri.errors import ColibriError
+from colibri.files import MAX_JSON_BYTES, load_json
 from colibri.gguf_reader import Gguf
 from colibri.layout import F32, to_bf16_bits
 from safetensors.numpy import save_file
@@ -89,6 +91,22 @@ BAD_HEADERS: dict[str, tuple[Any, bytes, int | None, str]] = {
     ),
     "data behind the end": ({"x": entry("F32", [4], 0, 16)}, bytes(12), None, "needs 16 bytes"),
     "data of another size": ({"x": entry("F32", [4], 0, 12)}, bytes(16), None, "needs 16 bytes"),
+    "dtype that is a list": ({"x": {**entry("F32", [1], 0, 4), "dtype": ["F32"]}}, bytes(4), None, "malformed entry"),
+    "shape of many dimensions": ({"x": entry("F32", [1] * 9, 0, 4)}, bytes(4), None, "malformed entry"),
+    "dimension beyond 63 bits": ({"x": entry("F32", [1 << 63], 0, 4)}, bytes(4), None, "malformed entry"),
+    "header nested deeply": (b"[" * 100000, b"", None, "nested too deeply"),
+    "name that stands twice": (
+        b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
+        b'"x": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
+        bytes(8), None, "the key 'x' stands twice",
+    ),
+    "tensors that overlap": (
+        {"y": entry("F32", [2], 4, 12), "x": entry("F32", [2], 0, 8)}, bytes(12), None,
+        "tensor y begins at 4, inside tensor x up to 8",
+    ),
+    "tensors at one place": (
+        {"x": entry("F32", [2], 0, 8), "y": entry("F32", [2], 0, 8)}, bytes(8), None, "inside tensor x",
+    ),
     "shape whose product is huge": ({"x": entry("F32", [1 << 62, 1 << 62], 0, 0)}, b"", None, "its shape needs"),
 }  # fmt: skip
 
@@ -115,7 +133,7 @@ def test_a_file_shorter_than_its_length_field_is_refused(tmp_path: Path) -> None
         Safetensors(tmp_path)
 
 
-@pytest.mark.parametrize("shard", ["../a.safetensors", "/etc/passwd", "", ".."])
+@pytest.mark.parametrize("shard", ["../a.safetensors", "/etc/passwd", "", "..", "a\0b", "a\ud800"])
 def test_an_index_cannot_name_files_elsewhere(shard: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": shard}}))
     with pytest.raises(ColibriError, match="not a file beside it"):
@@ -148,10 +166,33 @@ def test_json_that_is_no_object_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with pytest.raises(ColibriError, match="No such file"):
         load_json(path)
-    for text, message in (("[1]", "no JSON object"), ("{", "not JSON"), ("\ufeff{}", "not JSON")):
+    for text, message in (
+        ("[1]", "no JSON object"),
+        ("{", "not JSON"),
+        ("\ufeff{}", "not JSON"),
+        ('{"a":' * 100000, "nested too deeply"),
+    ):
         path.write_text(text)
         with pytest.raises(ColibriError, match=message):
             load_json(path)
+
+
+def test_pipes_are_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "pipe"}}))
+    for read in (load_json, digest_of, lambda path: Safetensors(path.parent)):
+        with pytest.raises(ColibriError, match="pipe is not a regular file") as caught:
+            read(tmp_path / "pipe")
+        assert caught.value.code == Code.OPEN
+
+
+def test_a_json_file_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.touch()
+    os.truncate(path, MAX_JSON_BYTES + 1)
+    with pytest.raises(ColibriError, match="has 268435457 bytes, limit 268435456") as caught:
+        load_json(path)
+    assert caught.value.code == Code.LIMIT
 
 
 def test_digests_are_sha256(tmp_path: Path) -> None:

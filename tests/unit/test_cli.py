@@ -64,6 +64,11 @@ def test_convert_takes_dtypes(tmp_path: Path) -> None:
         (["convert", TINY, "-o", "x", "--context", "5"], "--context is for SOURCE"),
         (["convert", "none", "-o", "x", "--recipe-source", "b"], "--recipe-source belongs to --recipe"),
         (["convert", TINY, "-o", "x", "-j", "-1"], "-j -1"),
+        (["convert", TINY, "-o", ""], "has no file name"),
+        (["convert", TINY, "-o", TINY], "a file that is read"),
+        (["convert", TINY, "-o", "/dev/null"], "the output /dev/null exists and is not a regular file"),
+        (["convert", TINY, "-o", "x", "--report", TINY], "a file that is read"),
+        (["convert", TINY, "-o", "x", "--report", "./x"], "--report and -o both name x"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(

@@ -317,14 +317,34 @@ def test_tensors_that_do_not_fit_are_named(
         ({"architectures": ..., "model_type": "gpt2"}, Code.UNSUPPORTED, "the checkpoint is gpt2, not"),
         ({"architectures": ..., "model_type": ...}, Code.UNSUPPORTED, "the checkpoint is nothing, not"),
         ({"hidden_size": ...}, Code.ARGUMENT, "config.json has no hidden_size"),
-        ({"hidden_size": "48"}, Code.ARGUMENT, "config.json: hidden is '48', not a number"),
-        ({"hidden_size": 48.0}, Code.ARGUMENT, "config.json: hidden is 48.0, not a number"),
+        ({"hidden_size": "48"}, Code.ARGUMENT, "config.json: hidden is '48', not a whole number"),
+        ({"hidden_size": 48.0}, Code.ARGUMENT, "config.json: hidden is 48.0, not a whole number"),
         ({"hidden_act": "gelu"}, Code.UNSUPPORTED, "config.json: activation 'gelu', supported: silu"),
         ({"head_dim": None, "hidden_size": 50}, Code.ARGUMENT, "config.json: hidden_size 50 is no multiple of 4 heads"),
-        ({"num_local_experts": 2000}, Code.LIMIT, "MoeBlock.experts is 2000, limit 1024"),
+        ({"num_local_experts": 2000}, Code.LIMIT, "config.json: experts is 2000, must be 1..1024"),
         ({"num_experts_per_tok": 4}, Code.RECORD, "layer 0: top_k 4 of 3 experts"),
         ({"num_key_value_heads": 3}, Code.RECORD, "layer 0: 4 heads are no multiple of 3 KV heads"),
-        ({"vocab_size": 0}, Code.RECORD, "ModelBlock.vocabulary is 0"),
+        ({"vocab_size": 0}, Code.LIMIT, "config.json: vocabulary is 0, must be 1..1048576"),
+        ({"num_hidden_layers": 1 << 40}, Code.LIMIT, "config.json: layers is 1099511627776, must be 1..512"),
+        ({"num_attention_heads": 0}, Code.LIMIT, "config.json: heads is 0, must be 1..512"),
+        ({"num_attention_heads": True}, Code.ARGUMENT, "config.json: heads is True, not a whole number"),
+        ({"head_dim": 10**400}, Code.LIMIT, "config.json: head_dim is a number of 1329 bits, must be 1..1024"),
+        ({"head_dim": [16]}, Code.ARGUMENT, "config.json: head_dim is [16], not a whole number"),
+        ({"sliding_window": -1}, Code.LIMIT, "config.json: window_tokens is -1, must be 0..1048576"),
+        ({"max_position_embeddings": {}}, Code.ARGUMENT, "config.json: context_tokens is {}, not a whole number"),
+        ({"rms_norm_eps": float("nan")}, Code.ARGUMENT, "config.json: norm_eps is nan, must be above 0 and below 1"),
+        ({"rms_norm_eps": 0}, Code.ARGUMENT, "config.json: norm_eps is 0.0, must be above 0 and below 1"),
+        ({"rms_norm_eps": 1}, Code.ARGUMENT, "config.json: norm_eps is 1.0, must be above 0 and below 1"),
+        ({"rms_norm_eps": 10**400}, Code.ARGUMENT, "config.json: norm_eps is a number of 1329 bits, beyond any float"),
+        ({"rope_theta": float("inf")}, Code.ARGUMENT, "config.json: rope_theta is inf, must be 1..1e+30"),
+        ({"rope_theta": -1e4}, Code.ARGUMENT, "config.json: rope_theta is -10000.0, must be 1..1e+30"),
+        ({"rope_theta": 1e-300}, Code.ARGUMENT, "config.json: rope_theta is 1e-300, must be 1..1e+30"),
+        ({"rope_scaling": "linear"}, Code.ARGUMENT, "config.json: rope_scaling is 'linear', must be null or an obj"),
+        ({"tie_word_embeddings": "false"}, Code.ARGUMENT, "config.json: tie_word_embeddings is 'false', must be true"),
+        ({"hidden_act": ["silu"]}, Code.UNSUPPORTED, "config.json: activation ['silu'], supported: silu"),
+        ({"architectures": "MixtralForCausalLM"}, Code.ARGUMENT, "config.json: architectures is 'MixtralForCausalLM'"),
+        ({"architectures": [["Mixtral"]]}, Code.ARGUMENT, "config.json: architectures is [['Mixtral']], must be a li"),
+        ({"architectures": ..., "model_type": 7}, Code.ARGUMENT, "config.json: model_type is 7, must be a name"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, Code.UNSUPPORTED, "config.json: rope_scaling of type 'lin"),
         ({"rope_parameters": {"rope_type": "yarn"}}, Code.UNSUPPORTED, "config.json: rope_parameters of type 'yarn'"),
         (
@@ -340,6 +360,24 @@ def test_configurations_that_cannot_be_run_are_refused_by_name(
     error = refusal(checkpoint(tmp_path / "hf", **config))
     assert error.message.startswith(message)
     assert error.code == code
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "notes.txt"])
+def test_an_output_that_is_a_file_of_the_checkpoint_is_refused(name: str, tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf")
+    (source / "notes.txt").write_text("kept")
+    before = (source / name).read_bytes()
+    (tmp_path / "link").symlink_to(source / name)
+    for output in (source / name, tmp_path / "link"):
+        with pytest.raises(ColibriError, match="a file that is read") as caught:
+            convert(source, output, tokenizer=False, quiet=True)
+        assert caught.value.code == Code.ARGUMENT
+    assert (source / name).read_bytes() == before
+
+
+def test_an_architecture_name_that_is_half_a_character_is_kept_as_an_escape(tmp_path: Path) -> None:
+    model = converted(checkpoint(tmp_path / "hf", architectures=["MixtralForCausalLM", "\ud800"]))
+    assert model.provenance()["source"]["architecture"] == ["MixtralForCausalLM", "\ud800"]
 
 
 def test_a_family_is_found_by_its_model_type_alone(tmp_path: Path) -> None:

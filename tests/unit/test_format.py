@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from colibri import _spec as spec
-from colibri._spec import Code, DType, Layout, Role, Scope, Section
+from colibri._spec import Code, DType, Layout, Role, Scope, Section, TokenizerHeader
 from colibri.engine import Engine
 from colibri.errors import ColibriError
 from colibri.format import ModelFile, open_model
@@ -245,6 +245,17 @@ def break_section(kind: int) -> Callable[[Forge], None]:
     return change
 
 
+def tokenizer(name: str, value: int) -> Callable[[Forge], None]:
+    """Change a field of the tokenizer's head; its hash is right again."""
+
+    def change(f: Forge) -> None:
+        offset, size = f.section(TOKENIZER)
+        f.u32(offset + field_offset(TokenizerHeader, name), value)
+        f.put(f.section_entry(TOKENIZER) + 32, tree(f.data[offset : offset + size])[1])
+
+    return change
+
+
 F16_INF, F32_NAN, BF16_INF = b"\x00\x7c", b"\x00\x00\xc0\x7f", b"\x80\x7f"
 E, H, R, S = Code.EXTENT, Code.HEADER, Code.RECORD, Code.SECTION
 CASES = [
@@ -380,6 +391,12 @@ CASES = [
     Case("padded int8 column", weight(Role.EXPERT_GATE, 2 * 272 + 32 * 4 + 1, b"\x01", 0, 0), Code.PADDING),
     Case("padded int8 row", weight(Role.ROUTER, 4 * 5, b"\x01", 0), Code.PADDING),
     Case("bytes behind the last tensor", tensor_gap, Code.PADDING),
+    # tokenizer
+    Case("unknown tokenizer kind", tokenizer("kind", 99), Code.TOKENIZER),
+    Case("unknown tokenizer flags", tokenizer("flags", 1 << 31), Code.TOKENIZER),
+    Case("tokens beyond the limit", tokenizer("tokens", 0xFFFFFFF0), Code.LIMIT),
+    Case("tokens beyond the vocabulary", tokenizer("tokens", 332), Code.TOKENIZER),
+    Case("normalizer that is not built in", tokenizer("normalizer", 1), Code.UNSUPPORTED),
 ]
 
 
@@ -443,6 +460,13 @@ def test_optional_things_are_skipped(
 ) -> None:
     path = forged(Case("optional", change, Code.OK), good, tmp_path / "good.colibri")
     assert (python_code(path), c_code(path)) == (Code.OK, Code.OK)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ColibriError, match="pipe is not a regular file") as caught:
+        open_model(tmp_path / "pipe")
+    assert caught.value.code == Code.OPEN
 
 
 def test_missing_file_cannot_be_opened(tmp_path: Path) -> None:
@@ -589,6 +613,42 @@ def test_tensors_out_of_order_or_of_a_wrong_size_are_refused(job: Job, tmp_path:
     writer = ModelWriter(tmp_path / "model.colibri", job.records, job.precision.choose)
     with pytest.raises(ColibriError, match="longer"), writer:
         writer.write(first, [bytes(first.tensor.size), b"x"])
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_no_file_is_never_replaced(job: Job, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "null").symlink_to("/dev/null")
+    for name in ("pipe", "folder", "null"):
+        with pytest.raises(ColibriError, match=f"{name} exists and is not a regular file") as caught:
+            run_job(job, tmp_path / name, quiet=True)
+        assert caught.value.code == Code.ARGUMENT
+    with pytest.raises(ColibriError, match="has no file name"):
+        run_job(job, "", quiet=True)
+    assert sorted(os.listdir(tmp_path)) == ["folder", "null", "pipe"]
+
+
+def test_two_writers_of_one_file_do_not_meet(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "model.colibri"
+    writers = [ModelWriter(path, job.records, job.precision.choose) for _ in range(2)]
+    for writer in writers:
+        writer.__enter__()
+    assert len(os.listdir(tmp_path)) == 2
+    for writer in writers:
+        writer.__exit__(KeyboardInterrupt, None, None)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_interrupt_while_the_file_is_made_leaves_nothing(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(descriptor: int, size: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.ftruncate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ModelWriter(tmp_path / "model.colibri", job.records, job.precision.choose).__enter__()
     assert os.listdir(tmp_path) == []
 
 

@@ -417,6 +417,10 @@ def test_without_jinja2_a_template_is_refused_with_the_two_ways_out(
         ("hello", "repeats the user's text 0 times"),
         ("{{ raise_exception('only two roles') }}", "TemplateError: only two roles"),
         ("{% if %}", "cannot be rendered: TemplateSyntaxError"),
+        ("{{ 1 // 0 }}", "cannot be rendered: ZeroDivisionError"),
+        ("{{ 'a' + 1 }}", "cannot be rendered: TypeError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot be rendered: RecursionError"),
+        ("{{ messages[0].content }}\ud800", "the text of the chat template is malformed: UnicodeEncodeError"),
         ("{{ strftime_now('%Y') }}{{ messages[0].content }}", "'strftime_now' is undefined"),
     ],
 )
@@ -484,6 +488,55 @@ def test_hugging_face_tokenizers_that_the_section_cannot_express_are_refused(
     with pytest.raises(ColibriError, match=message) as caught:
         TokenizerSpec.from_huggingface(huggingface(tmp_path, **changes))
     assert caught.value.code == Code.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({"model": []}, Code.UNSUPPORTED, "has a None model"),
+        ({"model": "BPE"}, Code.ARGUMENT, r"tokenizer\.json is malformed: AttributeError"),
+        ({"model": {"vocab": [], "merges": []}}, Code.ARGUMENT, r"tokenizer\.json is malformed: AttributeError"),
+        ({"model": {"vocab": {}, "merges": []}, "added_tokens": []}, Code.UNSUPPORTED, "has no tokens"),
+        ({"model": {"vocab": {"a": "0"}, "merges": []}}, Code.ARGUMENT, "id of token 'a' is '0', not a number"),
+        ({"model": {"vocab": {"a": -1}, "merges": []}}, Code.ARGUMENT, "id of token 'a' is -1, not a number"),
+        ({"model": {"vocab": {"a": 1 << 40}, "merges": []}}, Code.LIMIT, "'a' is 1099511627776, limit 1048575"),
+        ({"model": {"vocab": {"a": 0}, "merges": [[["a"], "a"]]}}, Code.ARGUMENT, "malformed: TypeError"),
+        ({"model": {"vocab": {"a": 0}, "merges": ["a a a"]}}, Code.ARGUMENT, "malformed: ValueError"),
+        ({"added_tokens": [3]}, Code.ARGUMENT, "malformed: TypeError"),
+        ({"added_tokens": [{"content": "<a>"}]}, Code.ARGUMENT, "malformed: KeyError: 'id'"),
+        ({"added_tokens": [{"content": "\ud800", "id": 260, "special": True}]}, Code.ARGUMENT, "UnicodeEncodeError"),
+        ({"pre_tokenizer": {"type": "Sequence"}}, Code.ARGUMENT, "malformed: KeyError"),
+        ({"post_processor": [1]}, Code.ARGUMENT, "malformed: AttributeError"),
+    ],
+)
+def test_values_of_the_wrong_kind_in_tokenizer_json_are_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], code: Code, message: str
+) -> None:
+    with pytest.raises(ColibriError, match=message) as caught:
+        TokenizerSpec.from_huggingface(huggingface(tmp_path, **changes))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_json_nested_too_deeply_is_refused(tmp_path: Path, name: str) -> None:
+    folder = huggingface(tmp_path)
+    (folder / name).write_text('{"a":' * 100000)
+    with pytest.raises(ColibriError, match=f"{name} is not JSON of a checkpoint: nested too deeply"):
+        TokenizerSpec.from_huggingface(folder)
+
+
+@pytest.mark.parametrize("value", [-1, True, "2", [[1]], 1 << 33])
+def test_end_ids_of_the_wrong_kind_are_refused(tmp_path: Path, value: object) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(ColibriError, match=r"generation_config\.json: eos_token_id has"):
+        TokenizerSpec.from_huggingface(huggingface(tmp_path))
+
+
+def test_an_id_that_is_no_word_of_the_section_is_refused(tmp_path: Path) -> None:
+    spec = TokenizerSpec.from_huggingface(huggingface(tmp_path))
+    with pytest.raises(ColibriError, match="no number of 32 bits") as caught:
+        dataclasses.replace(spec, bos_id=-1).to_section()
+    assert caught.value.code == Code.TOKENIZER
 
 
 @pytest.mark.parametrize("option", ["dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"])
