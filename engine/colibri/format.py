@@ -523,7 +523,7 @@ class ModelFile:
         data = self.section_bytes(Section.PROVENANCE)
         try:
             value = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ColibriError(
                 Code.SECTION,
                 f"provenance is not JSON: {error}",

@@ -135,6 +135,13 @@ def _plan_lines(plan: MemoryPlan) -> Iterator[str]:
         yield f"  {name:<22}{_size(size)}"
 
 
+def _printable(value: object) -> str:
+    """Text of a stranger's file for a terminal: control characters and half surrogate pairs are escaped."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(value)
+    )
+
+
 def as_text(model: ModelFile, options: PlanOptions) -> Iterator[str]:
     """The same for people, line by line."""
     block = model.records.model
@@ -175,6 +182,6 @@ def as_text(model: ModelFile, options: PlanOptions) -> Iterator[str]:
         if isinstance(value, dict):
             for name, item in value.items():
                 text = str(item).split("\n", 1)[0].strip() if name != "text" else f"{len(str(item))} characters"
-                yield f"  {key}.{name}: {text}"
+                yield f"  {_printable(key)}.{_printable(name)}: {_printable(text)}"
         else:
-            yield f"  {key}: {value}"
+            yield f"  {_printable(key)}: {_printable(value)}"

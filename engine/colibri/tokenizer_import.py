@@ -48,12 +48,18 @@ def _refuse(what: str, fix: str = f"supported: {_SUPPORTED}") -> NoReturn:
     raise ColibriError(Code.UNSUPPORTED, f"{what}; {fix}")
 
 
+# What Python raises when a value is not of the kind that the code expects.
+_WRONG_KIND = (
+    ArithmeticError, AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError,
+)  # fmt: skip
+
+
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
     """What goes wrong with values of the wrong kind is an error of `what`, not of this program."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except _WRONG_KIND as error:
         raise ColibriError(
             Code.ARGUMENT, f"{what} is malformed: {type(error).__name__}: {error}; save the checkpoint again"
         ) from error
@@ -248,6 +254,14 @@ def _parts(node: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
     return list(node[key]) if node.get("type") == "Sequence" else [node]
 
 
+def _flag(node: Mapping[str, Any], key: str, default: bool) -> bool:
+    """A switch that changes ids: anything but true, false and absent is refused."""
+    value = node.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ColibriError(Code.ARGUMENT, f"tokenizer.json: {key} is {value!r}, must be true or false")
+    return default if value is None else value
+
+
 def _pretokenizer(node: dict[str, Any] | None) -> Pretokenizer:
     parts = _parts(node, "pretokenizers")
     kinds = [part.get("type") for part in parts]
@@ -256,7 +270,7 @@ def _pretokenizer(node: dict[str, Any] | None) -> Pretokenizer:
     last = parts[-1]
     if last.get("add_prefix_space"):
         _refuse("the ByteLevel pre-tokenizer adds a space in front (add_prefix_space)")
-    own_regex = last.get("use_regex", True)
+    own_regex = _flag(last, "use_regex", True)
     if kinds == ["ByteLevel"]:
         return Pretokenizer.GPT2 if own_regex else Pretokenizer.NONE
     if kinds == ["Digits", "ByteLevel"] and parts[0].get("individual_digits") and own_regex:
@@ -386,7 +400,7 @@ def _from_tokenizer_json(
     if bos is None and named["bos_token"] is not None:
         bos = every.get(named["bos_token"])
     unk = model.get("unk_token")
-    ignore_merges = bool(model.get("ignore_merges"))
+    ignore_merges = _flag(model, "ignore_merges", False)
     spec = TokenizerSpec(
         tokens=tokens,
         merges=_merge_rows(pairs, vocabulary),

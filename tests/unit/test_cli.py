@@ -90,6 +90,16 @@ def test_inspect_shows_tensors_plan_and_provenance(tiny: Path, capsys: pytest.Ca
         assert part in text
 
 
+def test_inspect_escapes_what_a_terminal_would_obey(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {"source": {"\x1b[2J": "\ud800 caf\u00e9"}, "name": "\x07"}
+    monkeypatch.setattr("colibri.format.ModelFile.provenance", lambda model: table)
+    assert main(["inspect", str(tiny)]) == 0
+    text = capsys.readouterr().out
+    assert text.endswith("provenance:\n  source.\\x1b[2J: \\ud800 caf\u00e9\n  name: \\x07\n")
+
+
 def test_inspect_json_has_everything(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tiny), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -629,6 +629,16 @@ def test_what_is_no_file_is_never_replaced(job: Job, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["folder", "null", "pipe"]
 
 
+@pytest.mark.parametrize("text", [b"{", b"[" * 100000])
+def test_a_provenance_that_is_no_json_is_refused(
+    text: bytes, model: ModelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "section_bytes", lambda kind: text)
+    with pytest.raises(ColibriError, match="provenance is not JSON") as caught:
+        model.provenance()
+    assert caught.value.code == Code.SECTION
+
+
 def test_two_writers_of_one_file_do_not_meet(job: Job, tmp_path: Path) -> None:
     path = tmp_path / "model.colibri"
     writers = [ModelWriter(path, job.records, job.precision.choose) for _ in range(2)]

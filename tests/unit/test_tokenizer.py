@@ -506,6 +506,9 @@ def test_hugging_face_tokenizers_that_the_section_cannot_express_are_refused(
         ({"added_tokens": [{"content": "<a>"}]}, Code.ARGUMENT, "malformed: KeyError: 'id'"),
         ({"added_tokens": [{"content": "\ud800", "id": 260, "special": True}]}, Code.ARGUMENT, "UnicodeEncodeError"),
         ({"pre_tokenizer": {"type": "Sequence"}}, Code.ARGUMENT, "malformed: KeyError"),
+        ({"post_processor": {"type": "TemplateProcessing", "single": [{}]}}, Code.ARGUMENT, "malformed: StopIteration"),
+        ({"model": {"vocab": {"a": 0}, "merges": [], "ignore_merges": "no"}}, Code.ARGUMENT, "ignore_merges is 'no'"),
+        ({"pre_tokenizer": {"type": "ByteLevel", "use_regex": 0}}, Code.ARGUMENT, "use_regex is 0, must be true or"),
         ({"post_processor": [1]}, Code.ARGUMENT, "malformed: AttributeError"),
     ],
 )
