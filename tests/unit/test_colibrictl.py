@@ -567,7 +567,7 @@ def test_the_longest_prompt_stays_within_the_plan(tiny: Path, tmp_path: Path) ->
     read_end, write_end = os.pipe()
     fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.write(write_end, bytes(PIPE_BYTES))
-    command = [str(program()), "run", str(tiny), "-f", str(text), "--lock", "off", *options]
+    command = [str(program()), "run", str(tiny), "-f", str(text), *options]  # locks: every page is there
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=write_end, env=environment())
     os.close(write_end)
     wait_until_asleep(process.pid)
