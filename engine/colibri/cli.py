@@ -140,7 +140,10 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     parser.add_argument("-c", "--context", type=int, default=0, help="tokens of the KV cache, for the plan")
     parser.add_argument("-b", "--batch", type=int, default=0, help="prompt tokens per batch, for the plan")
-    parser.add_argument("-t", "--threads", type=int, default=0, help="threads, for the plan")
+    parser.add_argument(
+        "-t", "--threads", type=int, default=0, help="threads, for the plan (default: processors, at most 4)"
+    )
+    parser.add_argument("--max-text", type=int, default=0, metavar="BYTES", help="longest text, for the plan")
     parser.add_argument("--sessions", type=int, default=0, help="sessions, for the plan")
     parser.add_argument("--kv", choices=("f16", "f32"), default="f16", help="type of the KV cache, for the plan")
 
@@ -148,14 +151,15 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
 def _inspect(args: argparse.Namespace) -> int:
     from colibri.format import open_model
     from colibri.inspect_model import as_json, as_text
-    from colibri.plan import PlanOptions
+    from colibri.plan import DEFAULT_THREADS, PlanOptions
 
     options = PlanOptions(
         context_tokens=args.context,
         batch_tokens=args.batch,
         max_sessions=args.sessions,
-        threads=args.threads,
+        threads=args.threads or min(len(os.sched_getaffinity(0)), DEFAULT_THREADS),
         kv=args.kv,
+        max_text_bytes=args.max_text,
     )
     with open_model(args.model) as model:
         if args.json:

@@ -101,7 +101,7 @@ def test_inspect_escapes_what_a_terminal_would_obey(
 
 
 def test_inspect_json_has_everything(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(tiny), "--json"]) == 0
+    assert main(["inspect", str(tiny), "--json", "--threads", "4"]) == 0
     data = json.loads(capsys.readouterr().out)
     model = open_model(tiny)
     assert data["file"]["root"] == model.root.hex()

@@ -484,7 +484,8 @@ def test_info_prints_the_facts_and_the_plan_in_both_forms(tiny: Path) -> None:
 
 def test_info_and_inspect_print_the_same_plan(tiny: Path) -> None:
     for options in (
-        ("--threads", "1"),
+        (),
+        ("--threads", "1", "--max-text", "1000"),
         ("--threads", "4", "--context", "100", "--batch", "3", "--kv", "f32"),
         ("--threads", "64", "--context", "1", "--batch", "512"),
     ):
