@@ -122,7 +122,14 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
         build_image.model_files(paths)
 
 
-def test_the_models_disk_has_the_same_bytes_whoever_makes_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("epoch", [None, "1700000000"])
+def test_the_models_disk_has_the_same_bytes_whoever_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: str | None
+) -> None:
+    if epoch is None:
+        monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    else:
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
     disks = []
     for name, permissions in (("one", 0o644), ("two", 0o600)):
         folder = tmp_path / name

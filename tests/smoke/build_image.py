@@ -130,7 +130,11 @@ def build_models_disk(output: Path, files: list[Path]) -> None:
             str(image),
             str(folder),
         ]
-        result = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # With SOURCE_DATE_EPOCH set, mkfs.erofs keeps older times in spite of -T0.
+        environment = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
+        result = subprocess.run(
+            command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
         if result.returncode != 0:
             raise BuildError(f"{result.stdout}\nmkfs.erofs ended with code {result.returncode}")
         with image.open("rb") as file_handle:
