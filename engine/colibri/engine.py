@@ -11,6 +11,7 @@ import argparse
 import ctypes
 import hashlib
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike, fsencode
@@ -103,7 +104,26 @@ def selftest(isa: str | None = None) -> None:
     _ffi.check(_ffi.load().colibri_selftest(name, ctypes.byref(error)), error)
 
 
-class Engine:
+class _Closing(ABC):
+    """A context manager that closes at the end of its block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the object holds. Closing twice is allowed."""
+
+
+class Engine(_Closing):
     """An open model: mapped weights, memory plan, worker threads. A context manager."""
 
     def __init__(
@@ -162,17 +182,6 @@ class Engine:
         if self._handle is not None:
             self._library.colibri_model_close(self._handle)
             self._handle = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def session(self) -> Session:
         """A new sequence; at most max_sessions at a time."""
@@ -320,7 +329,7 @@ class Utf8Decoder:
         return out.raw[:written].decode("utf-8")
 
 
-class Session:
+class Session(_Closing):
     """One sequence: KV cache, position, sampler. Made by `Engine.session`."""
 
     def __init__(self, engine: Engine) -> None:
@@ -345,17 +354,6 @@ class Session:
             self._library.colibri_session_free(self._handle)
             self._handle = None
             self._engine.forget(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def reset(self) -> None:
         """Forget the sequence; buffers stay."""
