@@ -168,7 +168,7 @@ def test_binaries_name_no_folder_of_the_build_machine(native: Path, program: str
 )
 def test_header_compiles_alone(compiler: str, source: str, standard: str, tmp_path: Path) -> None:
     if shutil.which(compiler) is None:
-        pytest.skip(f"{compiler} is not installed")
+        pytest.fail(f"{compiler} is not installed; run `make setup`", pytrace=False)
     warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
     run(compiler, *(["-x", "c++"] if source.endswith("pp") else []), f"-std={standard}", *warnings, "-I", INCLUDE,
         "-c", ENGINE / "native/tests" / source, "-o", tmp_path / "out.o")  # fmt: skip
@@ -190,7 +190,7 @@ def test_smallest_program_links_with_nothing_but_the_library(native: Path, libra
     assert "no-such.colibri" in missing.stderr
     tiny = Path(os.environ.get("COLIBRI_MODELS", REPOSITORY / "build" / "models")) / "tiny.colibri"
     if not tiny.exists():
-        pytest.skip("no tiny.colibri: make models")
+        pytest.fail("no tiny.colibri: make models", pytrace=False)
     output = run(tmp_path / "test", tiny, LD_LIBRARY_PATH=str(tmp_path))
     assert re.fullmatch(r"status 0, logit of id 0: -?\d+\.\d{4}, \d+\.\d{3} ms\n", output)
 
@@ -211,7 +211,7 @@ def copy_of_the_sources(target: Path) -> Path:
 
 def test_two_builds_in_different_folders_have_equal_bytes(tmp_path: Path) -> None:
     if shutil.which("aarch64-linux-gnu-gcc") is None:
-        pytest.skip("aarch64-linux-gnu-gcc is not installed: apt-get install gcc-aarch64-linux-gnu")
+        pytest.fail("aarch64-linux-gnu-gcc is not installed: apt-get install gcc-aarch64-linux-gnu", pytrace=False)
     programs = []
     for name in ("one", "another/folder/deeper"):
         source = copy_of_the_sources(tmp_path / name)
