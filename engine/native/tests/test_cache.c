@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: MIT */
+/* The expert cache's bookkeeping: one expert in one slot, pins hold, nothing is lost. */
+#include <stdlib.h>
+
+#include "check.h"
+#include "expert_cache.h"
+
+static uint64_t memory[4096];
+static struct cb_cache cache;
+
+static void start(uint32_t layers, uint32_t experts, uint32_t slots)
+{
+    CHECK(cb_cache_bytes(layers, experts, slots) <= sizeof memory);
+    memset(memory, 0xa5, sizeof memory);
+    cb_cache_init(&cache, memory, layers, experts, slots);
+}
+
+/* What a layer does with an expert. */
+static uint32_t need(uint32_t layer, uint32_t expert, int *hit)
+{
+    uint32_t slot = cb_cache_find(&cache, layer, expert);
+
+    *hit = slot != CB_NONE_INDEX;
+    if (!*hit)
+        slot = cb_cache_assign(&cache, layer, expert);
+    if (slot != CB_NONE_INDEX)
+        cb_cache_used(&cache, slot);
+    return slot;
+}
+
+static void test_an_empty_cache_finds_nothing(void)
+{
+    uint32_t layer, expert;
+
+    start(3, 5, 4);
+    for (layer = 0; layer < 3; layer++) {
+        for (expert = 0; expert < 5; expert++)
+            CHECK_EQUAL(cb_cache_find(&cache, layer, expert), CB_NONE_INDEX);
+    }
+}
+
+static void test_an_expert_is_found_where_it_was_put(void)
+{
+    int hit;
+    uint32_t slot;
+
+    start(3, 5, 4);
+    slot = need(2, 4, &hit);
+    CHECK(!hit && slot < 4);
+    CHECK_EQUAL(need(2, 4, &hit), slot);
+    CHECK(hit);
+    CHECK_EQUAL(cb_cache_find(&cache, 2, 3), CB_NONE_INDEX);
+}
+
+static void test_all_slots_are_filled_before_one_is_reused(void)
+{
+    uint32_t i, seen = 0;
+    int hit;
+
+    start(2, 8, 6);
+    for (i = 0; i < 6; i++)
+        seen |= 1u << need(i % 2, i, &hit);
+    CHECK_EQUAL(seen, 0x3f);
+    for (i = 0; i < 6; i++)
+        CHECK(cb_cache_find(&cache, i % 2, i) != CB_NONE_INDEX);
+}
+
+static void test_a_pinned_slot_is_never_a_victim(void)
+{
+    uint32_t kept, i;
+    int hit;
+
+    start(1, 64, 3);
+    kept = need(0, 0, &hit);
+    cb_cache_pin(&cache, kept);
+    for (i = 1; i < 64; i++)
+        CHECK(need(0, i, &hit) != kept);
+    CHECK_EQUAL(cb_cache_find(&cache, 0, 0), kept);
+    cb_cache_unpin(&cache, kept);
+}
+
+static void test_no_slot_is_left_when_all_are_pinned(void)
+{
+    uint32_t i, slot = 0;
+    int hit;
+
+    start(1, 8, 3);
+    for (i = 0; i < 3; i++) {
+        slot = need(0, i, &hit);
+        cb_cache_pin(&cache, slot);
+    }
+    CHECK_EQUAL(cb_cache_assign(&cache, 0, 7), CB_NONE_INDEX);
+    cb_cache_pin(&cache, slot); /* pins count */
+    cb_cache_unpin(&cache, slot);
+    CHECK_EQUAL(cb_cache_assign(&cache, 0, 7), CB_NONE_INDEX);
+    cb_cache_unpin(&cache, slot);
+    CHECK_EQUAL(cb_cache_assign(&cache, 0, 7), slot);
+    CHECK_EQUAL(cb_cache_find(&cache, 0, 2), CB_NONE_INDEX);
+}
+
+static void test_a_dropped_expert_is_gone_and_its_slot_is_next(void)
+{
+    uint32_t slot;
+    int hit;
+
+    start(1, 8, 3);
+    (void)need(0, 0, &hit);
+    slot = need(0, 1, &hit);
+    (void)need(0, 2, &hit);
+    cb_cache_drop(&cache, slot);
+    CHECK_EQUAL(cb_cache_find(&cache, 0, 1), CB_NONE_INDEX);
+    CHECK_EQUAL(cb_cache_assign(&cache, 0, 5), slot);
+    CHECK(cb_cache_find(&cache, 0, 0) != CB_NONE_INDEX);
+    CHECK(cb_cache_find(&cache, 0, 2) != CB_NONE_INDEX);
+}
+
+/* The two tables describe the same thing, whatever is asked of the cache. */
+static void check_tables(void)
+{
+    uint32_t layer, expert, slot, held = 0, full = 0;
+
+    for (layer = 0; layer < cache.layers; layer++) {
+        for (expert = 0; expert < cache.experts; expert++) {
+            slot = cb_cache_find(&cache, layer, expert);
+            if (slot == CB_NONE_INDEX)
+                continue;
+            held++;
+            CHECK(slot < cache.slots);
+            CHECK_EQUAL(cache.slot[slot].key, layer * cache.experts + expert);
+        }
+    }
+    for (slot = 0; slot < cache.slots; slot++)
+        full += cache.slot[slot].key != CB_NONE_INDEX;
+    CHECK_EQUAL(held, full);
+}
+
+static void test_tables_agree_after_any_sequence_of_calls(void)
+{
+    uint64_t state = 1;
+    uint32_t i, pinned[5], pins = 0;
+
+    start(4, 16, 9);
+    for (i = 0; i < 20000; i++) {
+        uint32_t r, slot, what;
+        int hit;
+
+        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        r = (uint32_t)(state >> 33);
+        what = r % 16;
+        slot = need(i / 8 % 4, r / 16 % 16, &hit);
+        if (!CHECK(slot != CB_NONE_INDEX))
+            return;
+        if (what == 0)
+            cb_cache_step(&cache);
+        if (what < 4 && pins < 5)
+            cb_cache_pin(&cache, pinned[pins++] = slot);
+        else if (what < 8 && pins > 0)
+            cb_cache_unpin(&cache, pinned[--pins]);
+        else if (what == 8 && cache.slot[slot].pins == 0)
+            cb_cache_drop(&cache, slot);
+        check_tables();
+    }
+}
+
+static void test_one_slot_serves_every_expert(void)
+{
+    uint32_t i;
+    int hit;
+
+    start(2, 4, 1);
+    for (i = 0; i < 100; i++)
+        CHECK_EQUAL(need(i % 2, i % 4, &hit), 0);
+}
+
+int main(void)
+{
+    RUN(test_an_empty_cache_finds_nothing);
+    RUN(test_an_expert_is_found_where_it_was_put);
+    RUN(test_all_slots_are_filled_before_one_is_reused);
+    RUN(test_a_pinned_slot_is_never_a_victim);
+    RUN(test_no_slot_is_left_when_all_are_pinned);
+    RUN(test_a_dropped_expert_is_gone_and_its_slot_is_next);
+    RUN(test_tables_agree_after_any_sequence_of_calls);
+    RUN(test_one_slot_serves_every_expert);
+    return RESULT();
+}
