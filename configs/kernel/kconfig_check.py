@@ -160,6 +160,13 @@ def merge(fragments: Iterable[list[Request]]) -> list[Request]:
     return list(merged.values())
 
 
+def override(requests: list[Request], replacements: list[Request]) -> list[Request]:
+    """The requests with those of a variant in their place; a line that replaces nothing is added."""
+    by_option = {request.option: request for request in replacements}
+    kept = [by_option.pop(request.option, request) for request in requests]
+    return [*kept, *by_option.values()]
+
+
 def parse_config(data: bytes, name: str) -> dict[str, str]:
     """Options of a .config file, plain or gzip-compressed as in /proc/config.gz.
 
@@ -283,9 +290,10 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def load_fragments(paths: Iterable[Path]) -> list[Request]:
-    """Parse and merge fragment files."""
-    return merge(parse_fragment(_read(path).decode("utf-8"), path.name) for path in paths)
+def load_fragments(paths: Iterable[Path], variant: Path | None = None) -> list[Request]:
+    """Parse and merge fragment files; the lines of a variant's file replace theirs."""
+    requests = merge(parse_fragment(_read(path).decode("utf-8"), path.name) for path in paths)
+    return requests if variant is None else override(requests, load_fragments([variant]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -295,6 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="exit codes: 0 all hold, 1 an option was dropped, 2 usage or unreadable input",
     )
     parser.add_argument("fragments", nargs="+", type=Path, metavar="FRAGMENT.cfg")
+    parser.add_argument("--override", type=Path, metavar="VARIANT.cfg", help="its lines replace the fragments'")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a built .config, or a copy of /proc/config.gz")
     parser.add_argument("--kconfig-tree", type=Path, metavar="DIR", help="kernel source: tells unknown names apart")
     parser.add_argument("--arch", default="arm64", help="SRCARCH of the tree (default: arm64)")
@@ -310,7 +319,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.config is None and options.write_applicable is None:
         parser.error("give --config FILE to check, --write-applicable FILE to merge, or both")
     try:
-        requests = load_fragments(options.fragments)
+        requests = load_fragments(options.fragments, options.override)
         tree: Path | None = options.kconfig_tree
         symbols = declared_symbols(tree, options.arch) if tree is not None else None
         if options.write_applicable is not None:

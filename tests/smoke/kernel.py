@@ -15,8 +15,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,29 +104,55 @@ def find_source() -> Path:
 
 def build_kernel(fragments: list[Path], vendor_fragments: list[Path], jobs: int) -> Kernel:
     """The kernel for these fragments, from the cache or newly built."""
+    return build_kernels(fragments, vendor_fragments, {"": None}, jobs)[""]
+
+
+def build_kernels(
+    fragments: list[Path], vendor_fragments: list[Path], variants: Mapping[str, Path | None], jobs: int
+) -> dict[str, Kernel]:
+    """Kernels for these fragments, each with a file of lines that replace some of theirs (None: none).
+
+    variants: name -> that file. All that are missing are built one after another in one tree, so that a
+    variant that differs little costs little.
+    """
     require_tools(TOOLS)
     source = find_source()
     compiler = _compiler_version()
+    digest = sha256_file(source)
     requests = _requested_options([*fragments, *vendor_fragments])
-    key = content_key("kernel", sha256_file(source), compiler, requests, *_MAKE_ARGUMENTS, *_UNUSED_SOURCE)
-    folder = cache_folder("kernel") / key
-    image, config, done = folder / "Image", folder / "config", folder / "complete"
-    seconds: float | None = None
-    with _locked(folder.with_suffix(".lock")):
-        if not done.is_file():
-            started = time.monotonic()
-            work = folder.with_suffix(".build")
-            try:
-                _build(source, work, [*fragments, *vendor_fragments], jobs)
+    keys = {}
+    for name, override in variants.items():
+        parts = [digest, compiler, requests, *([] if override is None else [_requested_options([override])])]
+        keys[name] = content_key("kernel", *parts, *_MAKE_ARGUMENTS, *_UNUSED_SOURCE)
+    folders = {name: cache_folder("kernel") / key for name, key in keys.items()}
+    seconds: dict[str, float] = {}
+    with ExitStack() as stack:
+        for folder in sorted(set(folders.values())):
+            stack.enter_context(_locked(folder.with_suffix(".lock")))
+        missing = [name for name, folder in folders.items() if not (folder / "complete").is_file()]
+        work = folders[missing[0]].with_suffix(".build") if missing else None
+        try:
+            for name in missing:
+                assert work is not None
+                started = time.monotonic()
+                if name == missing[0]:
+                    _unpack(source, work)
+                print(f"kernel: building {name or 'the image of the board'}", flush=True)
+                _build(work, [*fragments, *vendor_fragments], variants[name], jobs)
+                folder = folders[name]
                 folder.mkdir(exist_ok=True)
                 built = work / "arch" / ARCH / "boot" / "Image"
-                write_atomically(image, built.read_bytes())
-                write_atomically(config, (work / ".config").read_bytes())
-                write_atomically(done, b"")
-            finally:
+                write_atomically(folder / "Image", built.read_bytes())
+                write_atomically(folder / "config", (work / ".config").read_bytes())
+                write_atomically(folder / "complete", b"")
+                seconds[name] = time.monotonic() - started
+        finally:
+            if work is not None:
                 shutil.rmtree(work, ignore_errors=True)
-            seconds = time.monotonic() - started
-    return Kernel(key, image, config, source, compiler, seconds)
+    return {
+        name: Kernel(keys[name], folder / "Image", folder / "config", source, compiler, seconds.get(name))
+        for name, folder in folders.items()
+    }
 
 
 @contextmanager
@@ -151,18 +177,23 @@ def _requested_options(fragments: list[Path]) -> str:
     return "\n".join(sorted(lines))
 
 
-def _build(source: Path, work: Path, fragments: list[Path], jobs: int) -> None:
+def _unpack(source: Path, work: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     print(f"kernel: unpacking {source.name}", flush=True)
     excludes = [f"--exclude={pattern}" for pattern in _UNUSED_SOURCE]
     _run(["tar", "-xf", str(source), "-C", str(work), "--strip-components=1", *excludes], work)
 
-    paths = [str(path) for path in fragments]
+
+def _build(work: Path, fragments: list[Path], override: Path | None, jobs: int) -> None:
+    """Configure the unpacked source and compile it; objects of an earlier configuration that still fit are kept."""
+    arguments = [str(path) for path in fragments]
+    if override is not None:
+        arguments += ["--override", str(override)]
     tree = ["--kconfig-tree", str(work), "--arch", ARCH]
     wanted = work / "colibri.config"
     checker = [sys.executable, str(CHECKER)]
-    _run([*checker, *tree, "--write-applicable", str(wanted), *paths], work)
+    _run([*checker, *tree, "--write-applicable", str(wanted), *arguments], work)
     # What "make tinyconfig" does, with our lines on top: everything that nobody asked for is off.
     tiny = [work / "kernel" / "configs" / name for name in ("tiny-base.config", "tiny.config")]
     ours = wanted.read_text(encoding="utf-8")
@@ -170,7 +201,7 @@ def _build(source: Path, work: Path, fragments: list[Path], jobs: int) -> None:
     merged.write_text("".join(p.read_text(encoding="utf-8") for p in tiny) + ours, encoding="utf-8")
     make = ["make", f"-j{jobs}", *_MAKE_ARGUMENTS]
     _run([*make, f"KCONFIG_ALLCONFIG={merged}", "allnoconfig"], work)
-    _run([*checker, *tree, "--config", str(work / ".config"), *paths], work)
+    _run([*checker, *tree, "--config", str(work / ".config"), *arguments], work)
     _compile([*make, "Image"], work)
 
 
