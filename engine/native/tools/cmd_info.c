@@ -74,40 +74,6 @@ struct writer {
     bool first; /* of the current object */
 };
 
-static void print_json_byte(char byte)
-{
-    unsigned char c = (unsigned char)byte;
-
-    if (c == '"' || c == '\\') {
-        (void)printf("\\%c", c);
-    } else if (c < 0x20) {
-        (void)printf("\\u%04x", (unsigned)c);
-    } else {
-        (void)putchar(c);
-    }
-}
-
-/* A JSON string. A path is any bytes, JSON is UTF-8: what is no character comes out as U+FFFD. */
-static void print_json_text(const char *text)
-{
-    colibri_utf8 state = { .held_bytes = 0 };
-    char out[32];
-    size_t length = 0;
-
-    (void)putchar('"');
-    for (; *text != '\0'; text++) {
-        (void)colibri_utf8_feed(&state, text, 1, out, sizeof out, &length);
-        for (size_t i = 0; i < length; i++) {
-            print_json_byte(out[i]);
-        }
-    }
-    length = colibri_utf8_flush(&state, out, sizeof out);
-    for (size_t i = 0; i < length; i++) {
-        print_json_byte(out[i]);
-    }
-    (void)putchar('"');
-}
-
 static void begin_object(struct writer *w, const char *name)
 {
     if (w->json) {
@@ -140,7 +106,7 @@ static void put_text(struct writer *w, const char *name, const char *text)
 {
     put_name(w, name);
     if (w->json) {
-        print_json_text(text);
+        ctl_print_json_text(text);
     } else {
         (void)printf("%s\n", text);
     }

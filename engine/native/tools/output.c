@@ -121,6 +121,39 @@ void ctl_hex(const uint8_t hash[32], char text[CTL_HEX_BYTES])
     text[CTL_HEX_BYTES - 1] = '\0';
 }
 
+static void print_json_byte(char byte)
+{
+    unsigned char c = (unsigned char)byte;
+
+    if (c == '"' || c == '\\') {
+        (void)printf("\\%c", c);
+    } else if (c < 0x20) {
+        (void)printf("\\u%04x", (unsigned)c);
+    } else {
+        (void)putchar(c);
+    }
+}
+
+void ctl_print_json_text(const char *text)
+{
+    colibri_utf8 state = { .held_bytes = 0 };
+    char out[32];
+    size_t length = 0;
+
+    (void)putchar('"');
+    for (; *text != '\0'; text++) {
+        (void)colibri_utf8_feed(&state, text, 1, out, sizeof out, &length);
+        for (size_t i = 0; i < length; i++) {
+            print_json_byte(out[i]);
+        }
+    }
+    length = colibri_utf8_flush(&state, out, sizeof out);
+    for (size_t i = 0; i < length; i++) {
+        print_json_byte(out[i]);
+    }
+    (void)putchar('"');
+}
+
 static size_t read_status(char *text, size_t capacity)
 {
     int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);

@@ -28,6 +28,10 @@ int ctl_write(int fd, const char *bytes, size_t length, colibri_error *error);
 /* Flushes stdout: 0 or the exit code, after printing why. */
 int ctl_finish_stdout(void);
 
+/* A JSON string on stdout. A path is any bytes, JSON is UTF-8: what is no character comes out as
+ * U+FFFD. */
+void ctl_print_json_text(const char *text);
+
 void ctl_hex(const uint8_t hash[32], char text[CTL_HEX_BYTES]);
 
 /* A row of /proc/self/status in bytes, e.g. "VmHWM:"; 0 when there is no such row. */
