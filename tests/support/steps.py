@@ -126,6 +126,7 @@ def check_gen() -> list[Step]:
     generators = {
         "format": "engine/spec/generate.py",
         "families": "engine/spec/generate_families.py",
+        "boards": "engine/spec/generate_boards.py",
         "unicode": "engine/spec/generate_unicode.py",
         "golden": "engine/native/tests/make_golden.py",
     }
