@@ -44,7 +44,11 @@ class ModelOptions(ctypes.Structure):
         ("lock", ctypes.c_uint32),
         ("budget_bytes", ctypes.c_uint64),
         ("max_text_bytes", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("residency", ctypes.c_uint32),
+        ("expert_slots", ctypes.c_uint32),
+        ("io_threads", ctypes.c_uint32),
+        ("prefetch_depth", ctypes.c_uint32),
+        ("direct_io", ctypes.c_uint32),
         ("isa", ctypes.c_char_p),
     ]
 
@@ -79,14 +83,24 @@ class PlanStruct(ctypes.Structure):
         ("threads", ctypes.c_uint32),
         ("max_sessions", ctypes.c_uint32),
         ("kv", ctypes.c_uint32),
+        ("residency", ctypes.c_uint32),
+        ("expert_slots", ctypes.c_uint32),
+        ("io_threads", ctypes.c_uint32),
+        ("max_expert_slots", ctypes.c_uint32),
         ("mapped_bytes", ctypes.c_uint64),
+        ("trunk_mapped_bytes", ctypes.c_uint64),
         ("kv_bytes", ctypes.c_uint64),
         ("activation_bytes", ctypes.c_uint64),
         ("table_bytes", ctypes.c_uint64),
+        ("slot_bytes", ctypes.c_uint64),
+        ("slots_bytes", ctypes.c_uint64),
         ("stack_bytes", ctypes.c_uint64),
+        ("io_stack_bytes", ctypes.c_uint64),
         ("arena_bytes", ctypes.c_uint64),
         ("process_bytes", ctypes.c_uint64),
         ("total_bytes", ctypes.c_uint64),
+        ("floor_bytes", ctypes.c_uint64),
+        ("recommended_bytes", ctypes.c_uint64),
     ]
 
 
@@ -127,8 +141,34 @@ class ReportStruct(ctypes.Structure):
         ("lock_errno", ctypes.c_int32),
         ("verified_extents", ctypes.c_uint32),
         ("extents", ctypes.c_uint32),
+        ("direct_io", ctypes.c_uint32),
+        ("direct_io_errno", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
         ("isa", ctypes.c_char_p),
         ("lock_message", ctypes.c_char * 192),
+        ("residency_message", ctypes.c_char * 192),
+    ]
+
+
+class ResidencyStruct(ctypes.Structure):
+    """colibri_residency_stats."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("slots_used", ctypes.c_uint32),
+        ("hits", ctypes.c_uint64),
+        ("misses", ctypes.c_uint64),
+        ("reads", ctypes.c_uint64),
+        ("read_bytes", ctypes.c_uint64),
+        ("failed_reads", ctypes.c_uint64),
+        ("prefetch_reads", ctypes.c_uint64),
+        ("prefetch_hits", ctypes.c_uint64),
+        ("prefetch_wasted", ctypes.c_uint64),
+        ("io_wait_ns", ctypes.c_uint64),
+        ("io_idle_ns", ctypes.c_uint64),
+        ("read_ns", ctypes.c_uint64),
+        ("hash_ns", ctypes.c_uint64),
+        ("barriers", ctypes.c_uint64),
     ]
 
 
@@ -159,6 +199,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "colibri_model_plan": (_Int, [_Handle, ctypes.POINTER(PlanStruct)]),
     "colibri_model_info_get": (_Int, [_Handle, ctypes.POINTER(ModelInfoStruct)]),
     "colibri_model_report": (_Int, [_Handle, ctypes.POINTER(ReportStruct)]),
+    "colibri_model_residency": (_Int, [_Handle, ctypes.POINTER(ResidencyStruct)]),
     "colibri_session_create": (_Int, [_Handle, ctypes.POINTER(_Handle), _Error]),
     "colibri_session_free": (None, [_Handle]),
     "colibri_session_reset": (None, [_Handle]),

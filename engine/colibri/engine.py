@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from colibri import _ffi
-from colibri._spec import Code
+from colibri._spec import DEFAULT_TEXT_BYTES, Code
 from colibri.errors import ColibriError
 from colibri.plan import MemoryPlan
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from colibri.operators import F32
 
 KV_NAMES = ("f16", "f32")
-VERIFY_NAMES = ("first", "open")
+VERIFY_NAMES = ("auto", "open", "first", "always")
 LOCK_NAMES = ("try", "require", "off")
 
 
@@ -135,7 +135,7 @@ class Engine(_Closing):
         batch_tokens: int = 0,
         max_sessions: int = 0,
         kv: str = "f16",
-        verify: str = "first",
+        verify: str = "auto",
         lock: str = "try",
         budget_bytes: int = 0,
         max_text_bytes: int = 0,
@@ -163,7 +163,7 @@ class Engine(_Closing):
         _ffi.check(code, error)
         self._handle: ctypes.c_void_p | None = handle
         self._sessions: list[Session] = []
-        self._max_text_bytes = max_text_bytes or 65536
+        self._max_text_bytes = max_text_bytes or DEFAULT_TEXT_BYTES
         self.info = self._read_info()
 
     # -- lifetime ---------------------------------------------------------------------------
@@ -497,7 +497,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-b", "--batch", type=int, default=0, help="prompt tokens per batch")
     parser.add_argument("--batch-split", default="", metavar="5,3|each", help="cut the prompt")
     parser.add_argument("--kv", choices=KV_NAMES, default="f16", help="type of the KV cache")
-    parser.add_argument("--verify", choices=VERIFY_NAMES, default="first", help="check weights when touched, or before")
+    parser.add_argument("--verify", choices=VERIFY_NAMES, default="auto", help="when weights are checked")
     parser.add_argument("--lock", choices=LOCK_NAMES, default="try", help="lock the model in memory")
     parser.add_argument("--budget", type=int, default=0, metavar="BYTES", help="refuse a larger plan; 0 = no limit")
     parser.add_argument("--isa", help="kernels to use; default: the best")

@@ -96,9 +96,26 @@ typedef struct colibri_error {
 typedef struct colibri_model colibri_model;
 typedef struct colibri_session colibri_session;
 
+/* Where the experts are. The rest of the model is mapped in every mode. */
+enum colibri_residency {
+    COLIBRI_RESIDENCY_AUTO = 0,    /* resident when the plan fits the budget, else stream */
+    COLIBRI_RESIDENCY_RESIDENT = 1, /* the whole file mapped and locked */
+    COLIBRI_RESIDENCY_STREAM = 2,  /* read from storage into slots of the arena as they are needed */
+    COLIBRI_RESIDENCY_MAPPED = 3,  /* the whole file mapped, not locked: the kernel may drop pages */
+    COLIBRI_RESIDENCY_MAPPED_GUARDED = 4 /* mapped; an expert that is not in use cannot be read */
+};
+
+/* Header, records and directory are verified at open in every mode. */
 enum colibri_verify {
-    COLIBRI_VERIFY_FIRST = 0, /* header, records, directory now; an extent when first touched */
-    COLIBRI_VERIFY_OPEN = 1   /* every byte before colibri_model_open returns */
+    COLIBRI_VERIFY_AUTO = 0,   /* always in stream, else first */
+    COLIBRI_VERIFY_OPEN = 1,   /* every byte before colibri_model_open returns; else as always */
+    COLIBRI_VERIFY_FIRST = 2,  /* an extent when it is first touched */
+    COLIBRI_VERIFY_ALWAYS = 3  /* also when it comes from storage again */
+};
+
+enum colibri_direct_io {
+    COLIBRI_DIRECT_IO_AUTO = 0, /* O_DIRECT when the file system allows it; colibri_report says so */
+    COLIBRI_DIRECT_IO_OFF = 1   /* through the page cache, which is told to forget what was read */
 };
 
 enum colibri_lock {
@@ -118,9 +135,14 @@ typedef struct colibri_model_options {
     uint32_t kv;              /* enum colibri_kv */
     uint32_t verify;          /* enum colibri_verify */
     uint32_t lock;            /* enum colibri_lock */
-    uint64_t budget_bytes;    /* 0 = no limit; else COLIBRI_ERR_BUDGET when the plan exceeds it */
+    uint64_t budget_bytes;    /* COLIBRI_ERR_BUDGET when the plan exceeds it; 0 = no limit, and where
+                                 the library chooses, what the memory cgroup or the system leaves */
     uint32_t max_text_bytes;  /* longest text one colibri_tokenize call takes; 0 = 65536 */
-    uint32_t reserved;
+    uint32_t residency;       /* enum colibri_residency */
+    uint32_t expert_slots;    /* experts in memory in stream mode; 0 = as many as the budget holds */
+    uint32_t io_threads;      /* threads that read experts in stream mode, 1..16; 0 = 4 */
+    uint32_t prefetch_depth;  /* experts of the next layer read ahead, at most 32; 0 = none */
+    uint32_t direct_io;       /* enum colibri_direct_io */
     const char *isa;          /* NULL = best available; "ref", "neon", ... ; missing = error */
 } colibri_model_options;
 
@@ -199,18 +221,28 @@ COLIBRI_API size_t colibri_utf8_flush(colibri_utf8 *state, char *out, size_t cap
 
 /* ---- information ------------------------------------------------------------------------- */
 
-/* The memory plan, in bytes; docs/architecture.md says how each row is computed. */
+/* The memory plan, in bytes; docs/format.md, section 8, says how each row is computed. */
 typedef struct colibri_plan {
     uint32_t struct_size;
     uint32_t context_tokens, batch_tokens, threads, max_sessions, kv;
-    uint64_t mapped_bytes;      /* the whole file, rounded up to 4096: mapped, and locked */
+    uint32_t residency;         /* what was chosen, never AUTO */
+    uint32_t expert_slots;      /* 0 but in stream mode, like the next one */
+    uint32_t io_threads;
+    uint32_t max_expert_slots;  /* one for each expert of each layer */
+    uint64_t mapped_bytes;      /* the file, in stream mode without its experts */
+    uint64_t trunk_mapped_bytes; /* the file without its experts */
     uint64_t kv_bytes;          /* all sessions */
     uint64_t activation_bytes;  /* all sessions and scratch */
-    uint64_t table_bytes;       /* records, directory, tokenizer lookups, verification bitmaps */
+    uint64_t table_bytes;       /* records, directory, tokenizer lookups, state of experts */
+    uint64_t slot_bytes;        /* one expert slot */
+    uint64_t slots_bytes;       /* all of them */
     uint64_t stack_bytes;       /* worker thread stacks */
-    uint64_t arena_bytes;       /* kv + activation + table, the one anonymous mapping */
+    uint64_t io_stack_bytes;    /* stacks of the threads that read */
+    uint64_t arena_bytes;       /* kv + activation + table + slots, the one anonymous mapping */
     uint64_t process_bytes;     /* allowance for code, libc and the main stack */
-    uint64_t total_bytes;       /* mapped + arena + stack + process: the peak that is never exceeded */
+    uint64_t total_bytes;       /* mapped + arena + stacks + process: the peak, never exceeded */
+    uint64_t floor_bytes;       /* the smallest budget that runs with these options */
+    uint64_t recommended_bytes; /* the budget that keeps every expert in memory */
 } colibri_plan;
 
 typedef struct colibri_model_info {
@@ -230,13 +262,36 @@ typedef struct colibri_report {
     uint64_t locked_bytes, unlocked_bytes;
     int32_t lock_errno;         /* 0, or why locking stopped */
     uint32_t verified_extents, extents;
+    uint32_t direct_io;         /* 1: experts are read with O_DIRECT */
+    int32_t direct_io_errno;    /* 0, or why not */
+    uint32_t reserved;
     const char *isa;            /* the kernels in use */
     char lock_message[192];     /* empty, or what to do */
+    char residency_message[192]; /* empty, or what the residency mode had to do without */
 } colibri_report;
+
+/* What streaming did since the model was opened; zero in the other modes. */
+typedef struct colibri_residency_stats {
+    uint32_t struct_size;
+    uint32_t slots_used;        /* slots that hold an expert */
+    uint64_t hits, misses;      /* experts that a layer of a batch needed: in a slot, or not */
+    uint64_t reads, read_bytes; /* finished reads, read ahead or not */
+    uint64_t failed_reads;
+    uint64_t prefetch_reads;    /* reads that were begun ahead */
+    uint64_t prefetch_hits;     /* ... whose expert was needed before its slot was given away */
+    uint64_t prefetch_wasted;   /* ... whose expert was not */
+    uint64_t io_wait_ns;        /* the compute thread waited for storage */
+    uint64_t io_idle_ns;        /* nothing was being read */
+    uint64_t read_ns;           /* sum over all reads: in the system call */
+    uint64_t hash_ns;           /* sum over all reads: verifying */
+    uint64_t barriers;          /* times the compute threads met */
+} colibri_residency_stats;
 
 COLIBRI_API int colibri_model_plan(const colibri_model *model, colibri_plan *plan);
 COLIBRI_API int colibri_model_info_get(const colibri_model *model, colibri_model_info *info);
 COLIBRI_API int colibri_model_report(const colibri_model *model, colibri_report *report);
+/* Not while a call on the model runs. */
+COLIBRI_API int colibri_model_residency(const colibri_model *model, colibri_residency_stats *stats);
 /* Times each expert of a layer was chosen by this model's sessions, batches of calls that failed
  * later included: [experts]. NULL when none. */
 COLIBRI_API const uint64_t *colibri_expert_counts(const colibri_model *model, uint32_t layer,

@@ -46,6 +46,8 @@ static int check_tables(const struct cb_container *c, const uint8_t *records,
         code = cb_directory_open(d, directory, (size_t)s->size, s->offset, error);
     if (code == 0)
         code = cb_directory_check(d, c, records, error);
+    if (code == 0)
+        cb_shape_measure_slots(shape, d);
     return code;
 }
 
@@ -65,14 +67,26 @@ static int check_file(struct opening *o, const char *path, colibri_error *error)
     return code;
 }
 
+/* A choice that is left to the library keeps within what the system has; what was asked for by name
+ * keeps within the budget that was given. */
+static uint64_t choose_budget(const colibri_model_options *o)
+{
+    int open_choice = o->residency == COLIBRI_RESIDENCY_AUTO ||
+                      (o->residency == COLIBRI_RESIDENCY_STREAM && o->expert_slots == 0);
+
+    if (o->budget_bytes != 0)
+        return o->budget_bytes;
+    return open_choice ? cb_system_budget() : UINT64_MAX;
+}
+
 static int make_plan(struct opening *o, colibri_error *error)
 {
     const struct cb_section *sections = o->container.sections;
     struct cb_file_sizes sizes = {o->container.bytes, sections[CB_SECTION_RECORDS].size,
                                   sections[CB_SECTION_DIRECTORY].size,
+                                  sections[CB_SECTION_EXPERTS].size,
                                   sections[CB_SECTION_TOKENIZER].present != 0};
     uint32_t limit = o->shape.context_tokens;
-    int code;
 
     if (o->options.context_tokens > limit)
         return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
@@ -85,24 +99,12 @@ static int make_plan(struct opening *o, colibri_error *error)
     o->plan.threads = o->options.threads;
     o->plan.max_sessions = o->options.max_sessions;
     o->plan.kv = o->options.kv;
-    code = cb_plan_compute(&o->plan, &o->shape, &sizes,
+    o->plan.residency = o->options.residency;
+    o->plan.expert_slots = o->options.expert_slots;
+    o->plan.io_threads = o->options.io_threads;
+    return cb_plan_compute(&o->plan, &o->shape, &sizes,
                            o->file.base + sections[CB_SECTION_RECORDS].offset,
-                           o->options.max_text_bytes, error);
-    if (code != 0)
-        return code;
-    if (o->options.budget_bytes != 0 && o->plan.total_bytes > o->options.budget_bytes)
-        return cb_fail(error, COLIBRI_ERR_BUDGET, CB_NO_OFFSET,
-                       "the plan needs %llu bytes (file %llu, arena %llu, stacks %llu, process "
-                       "%llu), the budget is %llu; lower context_tokens (%u), batch_tokens (%u) or "
-                       "max_text_bytes (%u)",
-                       (unsigned long long)o->plan.total_bytes,
-                       (unsigned long long)o->plan.mapped_bytes,
-                       (unsigned long long)o->plan.arena_bytes,
-                       (unsigned long long)o->plan.stack_bytes,
-                       (unsigned long long)o->plan.process_bytes,
-                       (unsigned long long)o->options.budget_bytes, o->plan.context_tokens,
-                       o->plan.batch_tokens, o->options.max_text_bytes);
-    return 0;
+                           o->options.max_text_bytes, choose_budget(&o->options), error);
 }
 
 /* ---- the arena ------------------------------------------------------------------------------------ */
@@ -351,6 +353,9 @@ int colibri_model_open(const char *path, const colibri_model_options *options,
         code = check_file(&o, path, error);
     if (code == 0)
         code = make_plan(&o, error);
+    if (code == 0 && o.plan.residency != COLIBRI_RESIDENCY_RESIDENT)
+        code = cb_fail(error, COLIBRI_ERR_UNSUPPORTED, CB_NO_OFFSET,
+                       "residency mode %u is not built yet", o.plan.residency);
     if (code == 0)
         code = allocate(&o, &m, error);
     if (code == 0)
@@ -475,6 +480,18 @@ int colibri_model_report(const colibri_model *m, colibri_report *report)
 }
 _Static_assert(sizeof((colibri_report *)0)->lock_message == sizeof((struct cb_lock_state *)0)->message,
                "the lock message fits the report");
+
+int colibri_model_residency(const colibri_model *m, colibri_residency_stats *stats)
+{
+    if (m == NULL || stats == NULL)
+        return COLIBRI_ERR_ARGUMENT;
+    if (stats->struct_size != sizeof *stats)
+        return COLIBRI_ERR_STRUCT_SIZE;
+    memset(stats, 0, sizeof *stats);
+    stats->struct_size = sizeof *stats;
+    stats->barriers = m->pool.barriers;
+    return 0;
+}
 
 const uint64_t *colibri_expert_counts(const colibri_model *m, uint32_t layer, uint32_t *experts)
 {

@@ -6,16 +6,11 @@
 #include "error.h"
 #include "model.h"
 
-#define MAX_SESSIONS 64u
-#define MAX_DEFAULT_THREADS 4u
-#define DEFAULT_BATCH_TOKENS 32u
-#define DEFAULT_TEXT_BYTES 65536u
-#define MAX_TEXT_BYTES (UINT32_C(1) << 28)
-
 void colibri_model_options_default(colibri_model_options *options)
 {
     memset(options, 0, sizeof *options);
     options->struct_size = sizeof *options;
+    options->prefetch_depth = CB_DEFAULT_PREFETCH_DEPTH;
 }
 
 static int check_range(uint32_t *value, uint32_t preset, uint32_t limit, const char *name,
@@ -53,29 +48,45 @@ int cb_options_resolve(colibri_model_options *out, const colibri_model_options *
                            options->struct_size, sizeof *out);
         *out = *options;
     }
-    if (out->reserved != 0)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
-                       "option reserved is %u, must be 0", out->reserved);
-    code = check_range(&out->threads, cpus < MAX_DEFAULT_THREADS ? cpus : MAX_DEFAULT_THREADS,
+    code = check_range(&out->threads, cpus < CB_DEFAULT_THREADS ? cpus : CB_DEFAULT_THREADS,
                        CB_MAX_THREADS, "threads", error);
     if (code == 0)
         code = check_range(&out->context_tokens, 0, CB_MAX_CONTEXT_TOKENS, "context_tokens", error);
     if (code == 0)
-        code = check_range(&out->batch_tokens, DEFAULT_BATCH_TOKENS, CB_MAX_BATCH_TOKENS,
+        code = check_range(&out->batch_tokens, CB_DEFAULT_BATCH_TOKENS, CB_MAX_BATCH_TOKENS,
                            "batch_tokens", error);
     if (code == 0)
-        code = check_range(&out->max_sessions, 1, MAX_SESSIONS, "max_sessions", error);
+        code = check_range(&out->max_sessions, 1, CB_MAX_SESSIONS, "max_sessions", error);
     if (code == 0)
-        code = check_range(&out->max_text_bytes, DEFAULT_TEXT_BYTES, MAX_TEXT_BYTES,
+        code = check_range(&out->max_text_bytes, CB_DEFAULT_TEXT_BYTES, CB_MAX_TEXT_BYTES,
                            "max_text_bytes", error);
     if (code == 0)
         code = check_enum(out->kv, COLIBRI_KV_F32, "kv", error);
     if (code == 0)
-        code = check_enum(out->verify, COLIBRI_VERIFY_OPEN, "verify", error);
+        code = check_range(&out->expert_slots, 0, CB_MAX_EXTENTS, "expert_slots", error);
+    if (code == 0)
+        code = check_range(&out->io_threads, CB_DEFAULT_IO_THREADS, CB_MAX_IO_THREADS, "io_threads",
+                           error);
+    if (code == 0)
+        code = check_range(&out->prefetch_depth, 0, CB_MAX_TOP_K, "prefetch_depth", error);
+    if (code == 0)
+        code = check_enum(out->residency, COLIBRI_RESIDENCY_MAPPED_GUARDED, "residency", error);
+    if (code == 0)
+        code = check_enum(out->direct_io, COLIBRI_DIRECT_IO_OFF, "direct_io", error);
+    if (code == 0)
+        code = check_enum(out->verify, COLIBRI_VERIFY_ALWAYS, "verify", error);
     if (code == 0)
         code = check_enum(out->lock, COLIBRI_LOCK_OFF, "lock", error);
+    /* Forced by the build: options may only tighten. */
+#ifdef COLIBRI_PREFETCH_DEPTH
+    out->prefetch_depth = (uint32_t)cb_min64(out->prefetch_depth, COLIBRI_PREFETCH_DEPTH);
+#endif
+#ifdef COLIBRI_VERIFY_CHUNKS
+    if (out->verify != COLIBRI_VERIFY_OPEN)
+        out->verify = COLIBRI_VERIFY_ALWAYS;
+#endif
 #ifdef COLIBRI_VERIFY_MODEL_HASH
-    out->verify = COLIBRI_VERIFY_OPEN; /* forced by the build: options may only tighten */
+    out->verify = COLIBRI_VERIFY_OPEN;
 #endif
     return code;
 }

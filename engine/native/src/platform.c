@@ -17,6 +17,11 @@
 /* Half of what a 32-bit process can address is not ours, and the rest is fragmented. */
 #define MAPPING_LIMIT_32 (UINT64_C(1) << 30)
 
+uint64_t cb_mapping_limit(void)
+{
+    return sizeof(void *) == 4 ? MAPPING_LIMIT_32 : (uint64_t)SIZE_MAX / 2;
+}
+
 static int map_descriptor(struct cb_mapping *m, int fd, const char *path, colibri_error *error)
 {
     struct stat st;
@@ -32,7 +37,7 @@ static int map_descriptor(struct cb_mapping *m, int fd, const char *path, colibr
     bytes = (uint64_t)st.st_size;
     if (bytes == 0)
         return 0;
-    if (bytes > (sizeof(void *) == 4 ? MAPPING_LIMIT_32 : (uint64_t)SIZE_MAX / 2))
+    if (bytes > cb_mapping_limit())
         return cb_fail(error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET,
                        "%s has %llu bytes; a 32-bit process maps at most %llu: use a smaller model "
                        "or a 64-bit system",
@@ -239,6 +244,19 @@ int64_t cb_group_available(const char *membership, const char *mount, int64_t *l
         }
     }
     return least;
+}
+
+uint64_t cb_system_budget(void)
+{
+    int64_t limit, group = cb_group_available("/proc/self/cgroup", "/sys/fs/cgroup", &limit);
+    int64_t available = proc_bytes("/proc/meminfo", "MemAvailable:");
+    uint64_t budget = UINT64_MAX;
+
+    if (available >= 0)
+        budget = (uint64_t)(available - available / 16);
+    if (group >= 0)
+        budget = cb_min64(budget, (uint64_t)group);
+    return budget;
 }
 
 static int64_t locked_now(void)

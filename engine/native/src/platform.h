@@ -15,6 +15,8 @@ struct cb_mapping {
 
 /* Map a regular file read-only. An empty file gives base NULL and bytes 0. OPEN, IO, MEMORY. */
 int cb_map_file(struct cb_mapping *m, const char *path, colibri_error *error);
+/* The largest file that is mapped as a whole. */
+uint64_t cb_mapping_limit(void);
 /* One zeroed anonymous mapping. */
 int cb_map_anonymous(struct cb_mapping *m, uint64_t bytes, colibri_error *error);
 void cb_unmap(struct cb_mapping *m);
@@ -38,6 +40,10 @@ void cb_lock_begin(struct cb_lock_state *s);
 /* What the memory cgroups of this process, as `membership` (/proc/self/cgroup) names them below
  * `mount` (/sys/fs/cgroup), leave it; -1 when none has a limit. *limit: that of the tightest. */
 int64_t cb_group_available(const char *membership, const char *mount, int64_t *limit);
+
+/* What a model may take when nobody said: the memory cgroup's rest or 15/16 of MemAvailable, the
+ * smaller one; UINT64_MAX when the system does not say. */
+uint64_t cb_system_budget(void);
 
 size_t cb_page_bytes(void);
 /* Lock a range (page-aligned base); adds to the state, keeps going after a refusal. A range that is

@@ -173,6 +173,13 @@ static void put_model(struct writer *w, const struct facts *facts)
     end_object(w);
 }
 
+static const char *residency_name(uint32_t residency)
+{
+    static const char *const names[] = { "auto", "resident", "stream", "mapped", "mapped-guarded" };
+
+    return residency < sizeof names / sizeof names[0] ? names[residency] : "unknown";
+}
+
 /* The rows of docs/format.md, section 8. */
 static void put_plan(struct writer *w, const colibri_plan *plan)
 {
@@ -182,14 +189,24 @@ static void put_plan(struct writer *w, const colibri_plan *plan)
     put_number(w, "threads", plan->threads);
     put_number(w, "max_sessions", plan->max_sessions);
     put_text(w, "kv", plan->kv == COLIBRI_KV_F32 ? "f32" : "f16");
+    put_text(w, "residency", residency_name(plan->residency));
+    put_number(w, "expert_slots", plan->expert_slots);
+    put_number(w, "max_expert_slots", plan->max_expert_slots);
+    put_number(w, "io_threads", plan->io_threads);
     put_number(w, "mapped_bytes", plan->mapped_bytes);
+    put_number(w, "trunk_mapped_bytes", plan->trunk_mapped_bytes);
     put_number(w, "kv_bytes", plan->kv_bytes);
     put_number(w, "activation_bytes", plan->activation_bytes);
     put_number(w, "table_bytes", plan->table_bytes);
+    put_number(w, "slot_bytes", plan->slot_bytes);
+    put_number(w, "slots_bytes", plan->slots_bytes);
     put_number(w, "stack_bytes", plan->stack_bytes);
+    put_number(w, "io_stack_bytes", plan->io_stack_bytes);
     put_number(w, "arena_bytes", plan->arena_bytes);
     put_number(w, "process_bytes", plan->process_bytes);
     put_number(w, "total_bytes", plan->total_bytes);
+    put_number(w, "floor_bytes", plan->floor_bytes);
+    put_number(w, "recommended_bytes", plan->recommended_bytes);
     end_object(w);
 }
 

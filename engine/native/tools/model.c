@@ -8,32 +8,39 @@
 #include "../src/spec.h"
 #include "output.h"
 
-#define MAX_THREADS 64
-#define MAX_BATCH_TOKENS 512
-/* The text and its ids are on the heap of the command: 5 bytes per byte, which must fit beside its
+/* CB_MAX_COMMAND_TEXT_BYTES: the text and its ids are on the heap of the command: 5 bytes per byte, which must fit beside its
  * own pages into the process_bytes of the plan (4 MiB). Programs may go further (colibri.h). */
-#define MAX_TEXT_BYTES 262144
 #define MAX_BUDGET_BYTES 1125899906842624.0 /* 1 PiB: exact as a double */
 
 #define AT(field) offsetof(struct ctl_model_values, field)
 
 const struct ctl_option ctl_model_options[] = {
-    { "threads", 't', CTL_U32, AT(threads), 0, MAX_THREADS, "N", "0",
+    { "threads", 't', CTL_U32, AT(threads), 0, CB_MAX_THREADS, "N", "0",
       "threads that compute; 0 = CPUs this process may use, at most 4" },
     { "context", 'c', CTL_U32, AT(context_tokens), 0, CB_MAX_CONTEXT_TOKENS, "N", "0",
       "tokens the KV cache holds; 0 = the model's own, at most 2048" },
-    { "batch", 'b', CTL_U32, AT(batch_tokens), 0, MAX_BATCH_TOKENS, "N", "0",
+    { "batch", 'b', CTL_U32, AT(batch_tokens), 0, CB_MAX_BATCH_TOKENS, "N", "0",
       "prompt tokens per batch; 0 = 32" },
     { "kv", 0, CTL_CHOICE, AT(kv), 0, 0, "f16|f32", "f16", "type of the KV cache" },
     { "isa", 0, CTL_TEXT, AT(isa), 0, 0, "NAME", NULL,
       "kernels to use (see info); an error when this CPU lacks them; default: the best" },
-    { "verify", 0, CTL_CHOICE, AT(verify), 0, 0, "first|open", "first",
-      "check weights when first touched, or all of them before starting" },
+    { "verify", 0, CTL_CHOICE, AT(verify), 0, 0, "auto|open|first|always", "auto",
+      "check weights before starting, when first touched, or whenever they come from storage" },
     { "lock", 0, CTL_CHOICE, AT(lock), 0, 0, "try|require|off", "try",
       "lock the model in memory: warn when it fails, refuse, or do not try" },
     { "budget", 0, CTL_SIZE, AT(budget_bytes), 0, MAX_BUDGET_BYTES, "BYTES", "0",
-      "refuse to start when the plan exceeds this; 0 = no limit" },
-    { "max-text", 0, CTL_SIZE, AT(max_text_bytes), 1, MAX_TEXT_BYTES, "BYTES", "64K",
+      "memory to keep within, or refuse; 0 = what cgroup and system leave" },
+    { "residency", 0, CTL_CHOICE, AT(residency), 0, 0, "auto|resident|stream|mapped|mapped-guarded",
+      "auto", "all experts in memory, or read into slots as they are needed" },
+    { "slots", 0, CTL_U32, AT(expert_slots), 0, CB_MAX_EXTENTS, "N", "0",
+      "experts in memory when streaming; 0 = as many as the budget holds" },
+    { "io-threads", 0, CTL_U32, AT(io_threads), 0, CB_MAX_IO_THREADS, "N", "0",
+      "threads that read experts; 0 = 4" },
+    { "prefetch", 0, CTL_U32, AT(prefetch_depth), 0, CB_MAX_TOP_K, "N", "3",
+      "experts of the next layer read ahead when storage is idle; 0 = none" },
+    { "direct-io", 0, CTL_CHOICE, AT(direct_io), 0, 0, "auto|off", "auto",
+      "read past the page cache where the file system can" },
+    { "max-text", 0, CTL_SIZE, AT(max_text_bytes), 1, CB_MAX_COMMAND_TEXT_BYTES, "BYTES", "64K",
       "longest prompt text; memory for it is planned" },
 };
 const size_t ctl_model_option_count = sizeof ctl_model_options / sizeof ctl_model_options[0];
@@ -112,6 +119,11 @@ int ctl_model_open(const char *command, const char *path, struct ctl_model_value
     options.budget_bytes = values->budget_bytes;
     options.max_text_bytes = (uint32_t)values->max_text_bytes;
     options.isa = values->isa;
+    options.residency = values->residency;
+    options.expert_slots = values->expert_slots;
+    options.io_threads = values->io_threads;
+    options.prefetch_depth = values->prefetch_depth;
+    options.direct_io = values->direct_io;
     if (colibri_model_open(path, &options, model, &error) != 0) {
         return ctl_fail(path, &error);
     }

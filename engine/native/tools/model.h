@@ -13,6 +13,8 @@
 struct ctl_model_values {
     uint32_t threads, context_tokens, batch_tokens;
     uint32_t kv, verify, lock; /* enum colibri_kv, colibri_verify, colibri_lock */
+    uint32_t residency, direct_io; /* enum colibri_residency, colibri_direct_io */
+    uint32_t expert_slots, io_threads, prefetch_depth;
     uint64_t budget_bytes, max_text_bytes;
     const char *isa;
     bool never_lock; /* commands that compute nothing, whatever the options say */
