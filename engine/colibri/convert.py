@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from colibri import __version__
 from colibri._families import FAMILIES, GGUF
 from colibri._spec import Code, Family, RopeStyle
-from colibri.checkpoint import Safetensors, Source, digest_of
+from colibri.checkpoint import Source, TensorFiles, digest_of
 from colibri.errors import ColibriError
 from colibri.families import (
     DecoderShape,
@@ -29,21 +28,26 @@ from colibri.families import (
     model_type_of,
     shape_from_config,
 )
-from colibri.files import load_json, refuse_output
+from colibri.files import inside, load_json, refuse_output
 from colibri.format import tensor_groups
 from colibri.gguf_reader import Gguf
 from colibri.job import Job, Precision, Report, RowSource, run_job
 from colibri.layout import F32
+from colibri.provenance import digests, gguf_license, license_of, provenance
 from colibri.records import Records, required_tensors
+from colibri.safetensors_reader import Safetensors
 from colibri.tokenizer import TokenizerSpec
+from colibri.torch_reader import TorchFiles
 from colibri.writer import Slot
 
-_CONVERTER = f"colibri {__version__}"
-
-
-def provenance(source: dict[str, Any], precision: Precision, **more: Any) -> dict[str, Any]:
-    """The provenance section: no path and no date, so that equal inputs give equal files."""
-    return {"converter": _CONVERTER, "dtypes": precision.names(), "source": source, **more}
+# What the tokenizer's reader may open beside the weights.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+)
 
 
 def expected_names(records: Records, names: dict[str, str], stacked: bool) -> dict[str, tuple[int, ...]]:
@@ -124,6 +128,18 @@ def tokenizer_section(load: Callable[[], TokenizerSpec], records: Records) -> by
 # --------------------------------------------------------------------------- Hugging Face
 
 
+def open_checkpoint(directory: Path) -> TensorFiles:
+    """The weights of a folder: safetensors, else a pickled state_dict."""
+    for kind in (Safetensors, TorchFiles):
+        if kind.present(directory):
+            return kind(directory)
+    raise ColibriError(
+        Code.OPEN,
+        f"{directory} has neither model.safetensors nor pytorch_model.bin, nor an index of one; "
+        "checkpoints in other formats can be saved again with save_pretrained",
+    )
+
+
 def huggingface_job(
     directory: Path,
     precision: Precision,
@@ -131,14 +147,14 @@ def huggingface_job(
     tokenizer: bool = True,
     chat: bool = True,
 ) -> Job:
-    """A job from a directory with config.json and safetensors."""
-    config = load_json(directory / "config.json")
+    """A job from a directory with config.json and safetensors or pytorch_model.bin."""
+    config = load_json(inside(directory, "config.json"))
     architectures = architectures_of(config)
     key = family_of(architectures, model_type_of(config))
     family = FAMILIES[key]
     records = decoder_records(shape_from_config(key, config))
     limit_context(records, context_tokens)
-    source = Safetensors(directory)
+    source = open_checkpoint(directory)
     names: dict[str, str] = family["tensors"]
     expected = expected_names(records, names, stacked=False)
     ignored = list(family.get("ignored", []))
@@ -146,19 +162,37 @@ def huggingface_job(
         ignored.append(names["head"])  # some writers store the tied matrix twice
     check_names(source, expected, ignored)
     section = None
+    read = ["config.json", f"{source.single}.index.json", *(path.name for path in source.files())]
     if tokenizer:
         if not (directory / "tokenizer.json").is_file():
             raise ColibriError(
                 Code.TOKENIZER,
                 f"{directory} has no tokenizer.json; add it, or give --no-tokenizer for a model that takes ids only",
             )
+        for name in _TOKENIZER_FILES:
+            inside(directory, name)
         section = tokenizer_section(lambda: TokenizerSpec.from_huggingface(directory, chat=chat), records)
-    files = {path.name: digest_of(path) for path in [directory / "config.json", *source.files()]}
-    origin: dict[str, Any] = {"kind": "huggingface", "architecture": architectures, "sha256": files}
-    license_file = next((p for p in sorted(directory.glob("LICENSE*")) if p.is_file()), None)
-    if license_file is not None:
-        origin["license_text"] = license_file.read_text(encoding="utf-8", errors="replace")
-    return Job(records, named_rows(source, names), precision, section, provenance(origin, precision))
+        read += _TOKENIZER_FILES
+    terms, more = license_of(directory)
+    origin: dict[str, Any] = {
+        "kind": "huggingface",
+        "format": "safetensors" if isinstance(source, Safetensors) else "torch",
+        "architecture": architectures,
+        "sha256": digests(directory, [*read, *more]),
+    }
+    said = _options(records, tokenizer, chat)
+    return Job(
+        records,
+        named_rows(source, names),
+        precision,
+        section,
+        provenance(origin, precision.names(), options=said, license=terms),
+    )
+
+
+def _options(records: Records, tokenizer: bool, chat: bool) -> dict[str, Any]:
+    """The options of a conversion, for the provenance."""
+    return {"context_tokens": records.model.context_tokens, "tokenizer": tokenizer, "chat": tokenizer and chat}
 
 
 # --------------------------------------------------------------------------- GGUF
@@ -257,11 +291,12 @@ def gguf_job(
     origin = {
         "kind": "gguf",
         "name": source.value("general.name"),
-        "license": source.value("general.license"),
         "sha256": {path.name: digest_of(path)},
     }
     rows = unpermuted(named_rows(source, names), records)
-    return Job(records, rows, precision, section, provenance(origin, precision))
+    said, terms = _options(records, tokenizer, chat), gguf_license(source.value)
+    made = provenance(origin, precision.names(), options=said, license=terms)
+    return Job(records, rows, precision, section, made)
 
 
 def convert(

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""Opening the files that others made, and JSON from them. Standard library only."""
+"""Opening the files that others made, JSON from them, and files that appear whole or not at all.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import re
+import secrets
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,6 +35,34 @@ def open_regular(path: Path) -> int:
         os.close(descriptor)
         raise ColibriError(Code.OPEN, f"{path} is not a regular file; give the file itself")
     return descriptor
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name is one plain part of a path."""
+    try:
+        name.encode()  # half a surrogate pair names no file
+    except UnicodeEncodeError:
+        return False
+    return Path(name).name == name and name not in ("", ".", "..") and "\0" not in name
+
+
+def inside(directory: Path, name: str) -> Path:
+    """The file `name` of a checkpoint folder; a link that leads out of the folder is refused.
+
+    Otherwise a foreign folder could have any file of this machine read, and a licence file be
+    copied into the model. The cache of the Hugging Face hub is made of links to a folder of its
+    own: snapshots/REVISION/FILE is ../../blobs/DIGEST, and that is accepted.
+    """
+    if not is_file_name(name):
+        raise ColibriError(Code.OPEN, f"{name!r} is not the name of a file in {directory}")
+    path = directory / name
+    if not path.is_symlink():
+        return path
+    home, target = directory.resolve(), path.resolve()
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else None
+    if target.is_relative_to(home) or (blobs is not None and target.parent == blobs):
+        return path
+    raise ColibriError(Code.OPEN, f"{path} is a link to {target}, out of the folder; put the file itself there")
 
 
 def read_regular(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
@@ -92,3 +127,71 @@ def refuse_output(output: Path, sources: Iterable[Path] = ()) -> None:
             raise ColibriError(
                 Code.ARGUMENT, f"the output {output} is {source}, a file that is read; give the name of a new file"
             )
+
+
+# --------------------------------------------------------------------------- output
+
+
+def _temporaries(target: Path) -> list[Path]:
+    """Names of temporary files for `target`, of this run and of others."""
+    pattern = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{16}\.tmp")
+    try:
+        return [target.parent / name for name in os.listdir(target.parent) if pattern.fullmatch(name)]
+    except OSError:
+        return []  # creating the file says what is wrong
+
+
+def remove_stale(target: Path) -> None:
+    """Remove temporary files that killed runs left beside `target`; a run that lives holds a lock on its own."""
+    for path in _temporaries(target):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def create_temporary(target: Path) -> tuple[int, Path]:
+    """A descriptor and the name of a new, locked file beside `target`, to be renamed over it.
+
+    The lock ends with the process, however that ends, so the next run can tell what is stale.
+    """
+    remove_stale(target)
+    while True:
+        # Random, not the process id: what a killed run of the same id left behind must not be in the way.
+        path = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):  # a file system without locks: then nothing is taken for stale either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, path
+        os.close(descriptor)  # another run found it before it was locked
+
+
+def write_file(target: Path, data: bytes) -> None:
+    """Make `target` hold `data`: temporary file, fsync, rename, fsync of the folder."""
+    descriptor, temporary = create_temporary(target)
+    try:
+        view = memoryview(data)
+        while len(view):
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+        os.replace(temporary, target)
+        sync_folder(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(target: Path) -> None:
+    """Have the name of `target` on disk."""
+    folder = os.open(target.resolve().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -8,6 +8,7 @@ seeded relative perturbation, so that the text stays good and the memory behaves
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import tomllib
@@ -25,7 +26,6 @@ from colibri.convert import (
     gguf_shape,
     limit_context,
     named_rows,
-    provenance,
     tokenizer_section,
     unpermuted,
 )
@@ -36,6 +36,7 @@ from colibri.gguf_reader import Gguf
 from colibri.job import Job, Precision, RowSource
 from colibri.layout import F32
 from colibri.noise import coarse_normal, normal, stream_seed
+from colibri.provenance import provenance
 from colibri.records import required_tensors
 from colibri.tokenizer import Merge, TokenizerSpec
 from colibri.writer import Slot
@@ -160,7 +161,7 @@ def random_job(path: Path, recipe: dict[str, Any], precision: Precision) -> Job:
     origin = {"kind": "random", "seed": seed, "weights": scales}
     rows = random_rows(seed, scales, records.model.hidden)
     more = {"name": recipe.get("name", path.stem), "license": _license(path, recipe)}
-    return Job(records, rows, precision, section, provenance(origin, precision, **more))
+    return Job(records, rows, precision, section, provenance(origin, precision.names(), **more))
 
 
 # --------------------------------------------------------------------------- upcycled
@@ -246,7 +247,7 @@ def upcycled_job(path: Path, recipe: dict[str, Any], precision: Precision, overr
         **{key: model[key] for key in ("experts", "top_k", "perturbation", "router_deviation")},
     }
     more = {"name": recipe.get("name", path.stem), "license": _license(path, recipe)}
-    return Job(records, rows, precision, section, provenance(origin, precision, **more))
+    return Job(records, rows, precision, section, provenance(origin, precision.names(), **more))
 
 
 def _license(path: Path, recipe: dict[str, Any]) -> dict[str, str]:
@@ -267,7 +268,8 @@ def load_recipe(
     """The job of a recipe file; `overrides` replaces entries of its [dtypes] table."""
     where = Path(path)
     try:
-        recipe = tomllib.loads(where.read_text(encoding="utf-8"))
+        raw = where.read_bytes()
+        recipe = tomllib.loads(raw.decode("utf-8"))
     except OSError as error:
         raise ColibriError(Code.OPEN, f"{where}: {error.strerror}") from error
     except ValueError as error:
@@ -275,7 +277,10 @@ def load_recipe(
     precision = Precision.from_names({**_table(where, recipe, "dtypes"), **(overrides or {})})
     kind = recipe.get("kind")
     if kind == "random":
-        return random_job(where, recipe, precision)
-    if kind == "upcycled":
-        return upcycled_job(where, recipe, precision, source)
-    raise _error(where, f"kind is {kind!r}, known: random, upcycled")
+        job = random_job(where, recipe, precision)
+    elif kind == "upcycled":
+        job = upcycled_job(where, recipe, precision, source)
+    else:
+        raise _error(where, f"kind is {kind!r}, known: random, upcycled")
+    job.provenance["recipe"] = {"file": where.name, "sha256": hashlib.sha256(raw).hexdigest()}
+    return job

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, Self
 from colibri import _spec as spec
 from colibri._spec import Code, DType, ExtentKind, Layout, Role, Scope, Section
 from colibri.errors import ColibriError
-from colibri.files import refuse_output
+from colibri.files import create_temporary, refuse_output, sync_folder
 from colibri.format import (
     HASHED_SECTIONS,
     HEADER,
@@ -135,8 +134,7 @@ class ModelWriter:
         self.slots = list(self._make_slots())
         self._next = 0
         self._descriptor = -1
-        # Random, not the process id: what a killed run of the same id left behind must not be in the way.
-        self._temporary = self.path.parent / f".{self.path.name}.{secrets.token_hex(8)}.tmp"
+        self._temporary: Path | None = None
         self._hasher = _Hasher()
         self._position = 0
 
@@ -206,9 +204,9 @@ class ModelWriter:
 
     def __enter__(self) -> Self:
         refuse_output(self.path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            self._descriptor = os.open(self._temporary, flags, 0o666)
+            descriptor, self._temporary = create_temporary(self.path)
+            self._descriptor = descriptor
             os.ftruncate(self._descriptor, self.file_bytes)
         except OSError as error:
             self._discard()
@@ -237,7 +235,9 @@ class ModelWriter:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+        if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
+            self._temporary = None
 
     def _put(self, offset: int, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
@@ -319,15 +319,12 @@ class ModelWriter:
         )
         page = (header + b"".join(map(encode_section, self._sections))).ljust(spec.HEADER_BYTES, b"\0")
         self.root = sha256(page, contents[Section.RECORDS], directory)
-        page = page[:ROOT_OFFSET] + self.root + page[ROOT_OFFSET + spec.HASH_BYTES :]
+        page = page[: ROOT_OFFSET] + self.root + page[ROOT_OFFSET + spec.HASH_BYTES :]
         for section in self._sections:
             if section.kind in contents:
                 self._put(section.offset, contents[section.kind])
         self._put(0, page)
         os.fsync(self._descriptor)
+        assert self._temporary is not None
         os.replace(self._temporary, self.path)
-        folder = os.open(self.path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.path)

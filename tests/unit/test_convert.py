@@ -237,8 +237,10 @@ def test_provenance_names_the_files_and_no_path(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "hf")
     (source / "LICENSE").write_text("terms")
     data = converted(source).provenance()
-    assert set(data["source"]["sha256"]) == {"config.json", "model.safetensors"}
-    assert data["source"]["license_text"] == "terms"
+    assert set(data["source"]["sha256"]) == {"LICENSE", "config.json", "model.safetensors"}
+    assert data["source"]["format"] == "safetensors"
+    assert data["license"] == {"text": "terms"}
+    assert data["options"] == {"context_tokens": 128, "tokenizer": False, "chat": False}
     assert data["dtypes"]["experts"] == "f32"
     assert str(tmp_path) not in json.dumps(data)
 
