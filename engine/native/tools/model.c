@@ -93,11 +93,10 @@ static void warn_about_locks(const colibri_model *model)
     }
 }
 
-int ctl_model_open(const char *command, const char *path, struct ctl_model_values *values,
-                   colibri_model **model)
+int ctl_model_try(const char *command, const char *path, struct ctl_model_values *values,
+                  colibri_model **model, colibri_error *error)
 {
     colibri_model_options options;
-    colibri_error error = { .offset = -1 };
     int exit_code = ctl_model_environment(command, values);
 
     if (exit_code != 0) {
@@ -124,8 +123,17 @@ int ctl_model_open(const char *command, const char *path, struct ctl_model_value
     options.io_threads = values->io_threads;
     options.prefetch_depth = values->prefetch_depth;
     options.direct_io = values->direct_io;
-    if (colibri_model_open(path, &options, model, &error) != 0) {
-        return ctl_fail(path, &error);
+    return colibri_exit_code(colibri_model_open(path, &options, model, error));
+}
+
+int ctl_model_open(const char *command, const char *path, struct ctl_model_values *values,
+                   colibri_model **model)
+{
+    colibri_error error = { .offset = -1 };
+    int exit_code = ctl_model_try(command, path, values, model, &error);
+
+    if (exit_code != 0) {
+        return error.code != 0 ? ctl_fail(path, &error) : exit_code;
     }
     warn_about_locks(*model);
     return 0;

@@ -27,6 +27,10 @@ extern const size_t ctl_model_option_count;
  * 0, or the exit code after printing why. */
 int ctl_model_environment(const char *command, struct ctl_model_values *values);
 
+/* 0, or the exit code. error->code tells a failure of the library, which is not printed, from one that
+ * was: an environment that cannot be understood. */
+int ctl_model_try(const char *command, const char *path, struct ctl_model_values *values,
+                  colibri_model **model, colibri_error *error);
 /* 0, or the exit code after printing the failure. Prints what could not be locked as a warning. */
 int ctl_model_open(const char *command, const char *path, struct ctl_model_values *values,
                    colibri_model **model);
