@@ -50,6 +50,9 @@ class ModelOptions(ctypes.Structure):
         ("prefetch_depth", ctypes.c_uint32),
         ("direct_io", ctypes.c_uint32),
         ("isa", ctypes.c_char_p),
+        ("public_key", ctypes.c_char_p),
+        ("require_signature", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     ]
 
 
@@ -143,10 +146,12 @@ class ReportStruct(ctypes.Structure):
         ("extents", ctypes.c_uint32),
         ("direct_io", ctypes.c_uint32),
         ("direct_io_errno", ctypes.c_int32),
-        ("reserved", ctypes.c_uint32),
+        ("signature", ctypes.c_uint32),
         ("isa", ctypes.c_char_p),
         ("lock_message", ctypes.c_char * 192),
         ("residency_message", ctypes.c_char * 192),
+        ("key_id", ctypes.c_uint8 * 32),
+        ("golden_sha256", ctypes.c_uint8 * 32),
     ]
 
 

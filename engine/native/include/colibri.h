@@ -144,6 +144,10 @@ typedef struct colibri_model_options {
     uint32_t prefetch_depth;  /* experts of the next layer read ahead, at most 32; 0 = none */
     uint32_t direct_io;       /* enum colibri_direct_io */
     const char *isa;          /* NULL = best available; "ref", "neon", ... ; missing = error */
+    const uint8_t *public_key; /* ed25519, [32], read during the call: a model that this key did not
+                                 sign, or nobody, is refused; NULL = the key of the build, if any */
+    uint32_t require_signature; /* 1: refuse a model without a signature of the trusted key */
+    uint32_t reserved;        /* 0 */
 } colibri_model_options;
 
 COLIBRI_API void colibri_model_options_default(colibri_model_options *options);
@@ -255,6 +259,12 @@ typedef struct colibri_model_info {
     uint8_t root[32];           /* the file's root hash */
 } colibri_model_info;
 
+enum colibri_signature {
+    COLIBRI_SIGNATURE_NONE = 0,
+    COLIBRI_SIGNATURE_UNCHECKED = 1, /* there is one, but no key was given to check it with */
+    COLIBRI_SIGNATURE_VERIFIED = 2   /* by the trusted key, over the root of this file */
+};
+
 /* What could not be had at open: nothing degrades silently. */
 typedef struct colibri_report {
     uint32_t struct_size;
@@ -264,10 +274,12 @@ typedef struct colibri_report {
     uint32_t verified_extents, extents;
     uint32_t direct_io;         /* 1: experts are read with O_DIRECT */
     int32_t direct_io_errno;    /* 0, or why not */
-    uint32_t reserved;
+    uint32_t signature;         /* enum colibri_signature */
     const char *isa;            /* the kernels in use */
     char lock_message[192];     /* empty, or what to do */
     char residency_message[192]; /* empty, or what the residency mode had to do without */
+    uint8_t key_id[32];         /* SHA-256 of the public key that the signature names, or zero */
+    uint8_t golden_sha256[32];  /* of the golden results that it covers, or zero */
 } colibri_report;
 
 /* What streaming did since the model was opened; zero in the other modes. */
@@ -308,6 +320,12 @@ COLIBRI_API uint32_t colibri_abi_version(void);
 COLIBRI_API const char *colibri_version(void);
 /* colibri_v<version>_<arch>_<compiler><version>; no date, no path. */
 COLIBRI_API const char *colibri_build_info(void);
+/* Whether this build checks signatures: 0 no (made without libsodium), 1 yes, 2 yes, and it trusts one
+ * key that no option replaces. key_id (may be NULL): 32 bytes, SHA-256 of that key, or zero. */
+COLIBRI_API int colibri_signature_support(uint8_t *key_id);
+/* Space-separated macros that the build forces and run time cannot lower, e.g.
+ * "COLIBRI_SIGNED_ONLY COLIBRI_VERIFY_MODEL_HASH"; "" when none. */
+COLIBRI_API const char *colibri_build_forced(void);
 /* Space-separated ISA names compiled into the library; and the subset this CPU runs. */
 COLIBRI_API const char *colibri_isas_compiled(void);
 COLIBRI_API const char *colibri_isas_available(void);

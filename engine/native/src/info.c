@@ -48,6 +48,26 @@ const char *colibri_build_info(void)
     return "colibri_v" CB_VERSION "_" ARCH "_" COMPILER;
 }
 
+const char *colibri_build_forced(void)
+{
+    static const char words[] = ""
+#ifdef COLIBRI_PREFETCH_DEPTH
+        " COLIBRI_PREFETCH_DEPTH"
+#endif
+#ifdef COLIBRI_SIGNED_ONLY
+        " COLIBRI_SIGNED_ONLY"
+#endif
+#ifdef COLIBRI_VERIFY_CHUNKS
+        " COLIBRI_VERIFY_CHUNKS"
+#endif
+#ifdef COLIBRI_VERIFY_MODEL_HASH
+        " COLIBRI_VERIFY_MODEL_HASH"
+#endif
+        ;
+
+    return words[0] == '\0' ? words : words + 1;
+}
+
 const char *colibri_isas_compiled(void)
 {
     return cb_kernels_compiled();

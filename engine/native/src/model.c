@@ -11,6 +11,8 @@
 /* What is known before there is an arena to keep it in. */
 struct opening {
     colibri_model_options options;
+    struct cb_trust trust;
+    struct cb_signed signature;
     const struct cb_kernels *kernels;
     struct cb_mapping file;
     struct cb_container container;
@@ -30,9 +32,11 @@ static int select_kernels(struct opening *o, colibri_error *error)
     return 0;
 }
 
-/* Root, records and directory; on the mapping first, then again on the arena's own copies, so
- * that a file that changes meanwhile cannot show one content to the checks and another to us. */
-static int check_tables(const struct cb_container *c, const uint8_t *records,
+/* Root, signature, records and directory; on the mapping first, then again on the arena's own
+ * copies, so that a file that changes meanwhile cannot show one content to the checks and another to
+ * us. */
+static int check_tables(const struct cb_container *c, const struct cb_trust *trust,
+                        struct cb_signed *signature, const uint8_t *records,
                         const uint8_t *directory, struct cb_shape *shape, struct cb_directory *d,
                         colibri_error *error)
 {
@@ -42,6 +46,8 @@ static int check_tables(const struct cb_container *c, const uint8_t *records,
 
     if (code == 0)
         code = cb_shape_measure(shape, records, (size_t)r->size, r->offset, error);
+    if (code == 0) /* before anything of a stranger's file is parsed */
+        code = cb_signature_check(c, trust, signature, error);
     if (code == 0)
         code = cb_directory_open(d, directory, (size_t)s->size, s->offset, error);
     if (code == 0)
@@ -59,7 +65,8 @@ static int check_file(struct opening *o, const char *path, colibri_error *error)
     if (code == 0)
         code = cb_container_open(&o->container, o->file.base, o->file.bytes, error);
     if (code == 0)
-        code = check_tables(&o->container, o->file.base + sections[CB_SECTION_RECORDS].offset,
+        code = check_tables(&o->container, &o->trust, &o->signature,
+                            o->file.base + sections[CB_SECTION_RECORDS].offset,
                             o->file.base + sections[CB_SECTION_DIRECTORY].offset, &o->shape,
                             &o->directory, error);
     if (code == 0)
@@ -210,7 +217,8 @@ static int take_tables(colibri_model *m, struct opening *o, colibri_error *error
         return 0; /* reported when all is taken */
     memcpy(records, m->file.base + rs->offset, (size_t)rs->size);
     memcpy(directory, m->file.base + ds->offset, (size_t)ds->size);
-    code = check_tables(&m->container, records, directory, &m->shape, &m->directory, error);
+    code = check_tables(&m->container, &o->trust, &m->signature, records, directory, &m->shape,
+                        &m->directory, error);
     if (code == 0 && memcmp(&m->shape, &o->shape, sizeof m->shape) != 0)
         code = cb_fail(error, COLIBRI_ERR_IO, CB_NO_OFFSET,
                        "the file changed while it was opened; replace files by rename");
@@ -350,6 +358,8 @@ int colibri_model_open(const char *path, const colibri_model_options *options,
     if (code == 0)
         code = select_kernels(&o, error);
     if (code == 0)
+        code = cb_trust_resolve(&o.trust, &o.options, error);
+    if (code == 0)
         code = check_file(&o, path, error);
     if (code == 0)
         code = make_plan(&o, error);
@@ -476,6 +486,9 @@ int colibri_model_report(const colibri_model *m, colibri_report *report)
     report->extents = m->directory.extent_count;
     report->isa = m->kernels->isa;
     memcpy(report->lock_message, m->lock.message, sizeof report->lock_message);
+    report->signature = m->signature.state;
+    memcpy(report->key_id, m->signature.key_id, sizeof report->key_id);
+    memcpy(report->golden_sha256, m->signature.golden, sizeof report->golden_sha256);
     return 0;
 }
 _Static_assert(sizeof((colibri_report *)0)->lock_message == sizeof((struct cb_lock_state *)0)->message,

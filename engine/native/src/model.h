@@ -17,6 +17,7 @@
 #include "records.h"
 #include "sampler.h"
 #include "spec.h"
+#include "signature.h"
 #include "threads.h"
 #include "tokenizer.h"
 
@@ -110,6 +111,7 @@ struct colibri_model {
     struct cb_block_model block;
     struct cb_rope_table rope[CB_MAX_ROPE_TABLES];
     uint32_t ropes;
+    struct cb_signed signature;
     struct cb_directory directory;
     struct cb_shape shape;
     colibri_plan plan;

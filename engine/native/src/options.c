@@ -77,6 +77,11 @@ int cb_options_resolve(colibri_model_options *out, const colibri_model_options *
         code = check_enum(out->verify, COLIBRI_VERIFY_ALWAYS, "verify", error);
     if (code == 0)
         code = check_enum(out->lock, COLIBRI_LOCK_OFF, "lock", error);
+    if (code == 0)
+        code = check_enum(out->require_signature, 1, "require_signature", error);
+    if (code == 0 && out->reserved != 0)
+        code = cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+                       "option reserved is %u, must be 0", out->reserved);
     /* Forced by the build: options may only tighten. */
 #ifdef COLIBRI_PREFETCH_DEPTH
     out->prefetch_depth = (uint32_t)cb_min64(out->prefetch_depth, COLIBRI_PREFETCH_DEPTH);

@@ -18,6 +18,7 @@ static const struct entry entries[] = {
     { "run", ctl_command_run, "generate text with a model" },
     { "info", ctl_command_info, "facts of a model, its memory plan, this build" },
     { "verify", ctl_command_verify, "verify every byte of a model file" },
+    { "install", ctl_command_install, "replace a model file: verified, and never half of it" },
     { "doctor", ctl_command_doctor, "check whether this machine lets the engine keep its promises" },
     { "selftest", ctl_command_selftest, "check every operator and kernel on this machine" },
     { "test", ctl_command_test, "selftest, then measure a model in three rounds" },
@@ -104,7 +105,7 @@ int main(int argc, char **argv)
     }
     if (argc < 2) {
         return colibri_exit_code(ctl_usage_error("", "a command is missing: run, info, verify, "
-                                                     "doctor, selftest or test"));
+                                                     "install, doctor, selftest or test"));
     }
     return dispatch(argc - 1, argv + 1);
 }

@@ -7,6 +7,7 @@
 
 #include "../src/spec.h"
 #include "output.h"
+#include "public_key.h"
 
 /* CB_MAX_COMMAND_TEXT_BYTES: the text and its ids are on the heap of the command: 5 bytes per byte, which must fit beside its
  * own pages into the process_bytes of the plan (4 MiB). Programs may go further (colibri.h). */
@@ -40,6 +41,10 @@ const struct ctl_option ctl_model_options[] = {
       "experts of the next layer read ahead when storage is idle; 0 = none" },
     { "direct-io", 0, CTL_CHOICE, AT(direct_io), 0, 0, "auto|off", "auto",
       "read past the page cache where the file system can" },
+    { "public-key", 0, CTL_TEXT, AT(public_key_file), 0, 0, "FILE", NULL,
+      "ed25519 key to trust: a model that it did not sign is refused" },
+    { "signed-only", 0, CTL_FLAG, AT(signed_only), 0, 0, NULL, NULL,
+      "refuse a model without a signature of the trusted key" },
     { "max-text", 0, CTL_SIZE, AT(max_text_bytes), 1, CB_MAX_COMMAND_TEXT_BYTES, "BYTES", "64K",
       "longest prompt text; memory for it is planned" },
 };
@@ -63,18 +68,28 @@ static int environment_word(const char *command, const char *name, const char *t
 
 int ctl_model_environment(const char *command, struct ctl_model_values *values)
 {
-    bool verify, lock;
+    bool verify, chunks, signed_only, lock;
     int exit_code = environment_word(command, "COLIBRI_VERIFY_MODEL_HASH", "1", "0", &verify);
 
+    if (exit_code == 0) {
+        exit_code = environment_word(command, "COLIBRI_VERIFY_CHUNKS", "1", "0", &chunks);
+    }
+    if (exit_code == 0) {
+        exit_code = environment_word(command, "COLIBRI_SIGNED_ONLY", "1", "0", &signed_only);
+    }
     if (exit_code == 0) {
         exit_code = environment_word(command, "COLIBRI_LOCK", "require", "try", &lock);
     }
     if (exit_code != 0) {
         return exit_code;
     }
+    if (chunks && values->verify != COLIBRI_VERIFY_OPEN) {
+        values->verify = COLIBRI_VERIFY_ALWAYS;
+    }
     if (verify) {
         values->verify = COLIBRI_VERIFY_OPEN;
     }
+    values->signed_only = values->signed_only || signed_only;
     if (lock) {
         values->lock = COLIBRI_LOCK_REQUIRE;
     }
@@ -82,6 +97,23 @@ int ctl_model_environment(const char *command, struct ctl_model_values *values)
         values->lock = COLIBRI_LOCK_OFF;
     }
     return 0;
+}
+
+void ctl_model_values_for_verifying(struct ctl_model_values *values)
+{
+    memset(values, 0, sizeof *values);
+    values->context_tokens = 1;
+    values->batch_tokens = 1;
+    values->max_text_bytes = 1;
+    values->verify = COLIBRI_VERIFY_OPEN;
+    values->never_lock = true;
+}
+
+const char *ctl_signature_name(uint32_t signature)
+{
+    return signature == COLIBRI_SIGNATURE_VERIFIED ? "verified"
+           : signature == COLIBRI_SIGNATURE_NONE   ? "none"
+                                                   : "unchecked";
 }
 
 static void warn_about_locks(const colibri_model *model)
@@ -97,6 +129,7 @@ int ctl_model_try(const char *command, const char *path, struct ctl_model_values
                   colibri_model **model, colibri_error *error)
 {
     colibri_model_options options;
+    uint8_t key[CTL_PUBLIC_KEY_BYTES];
     int exit_code = ctl_model_environment(command, values);
 
     if (exit_code != 0) {
@@ -123,6 +156,14 @@ int ctl_model_try(const char *command, const char *path, struct ctl_model_values
     options.io_threads = values->io_threads;
     options.prefetch_depth = values->prefetch_depth;
     options.direct_io = values->direct_io;
+    options.require_signature = values->signed_only;
+    if (values->public_key_file != NULL) {
+        exit_code = ctl_public_key_load(values->public_key_file, key);
+        if (exit_code != 0) {
+            return exit_code;
+        }
+        options.public_key = key;
+    }
     return colibri_exit_code(colibri_model_open(path, &options, model, error));
 }
 

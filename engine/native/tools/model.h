@@ -17,13 +17,21 @@ struct ctl_model_values {
     uint32_t expert_slots, io_threads, prefetch_depth;
     uint64_t budget_bytes, max_text_bytes;
     const char *isa;
+    const char *public_key_file;
+    bool signed_only;
     bool never_lock; /* commands that compute nothing, whatever the options say */
 };
 
 extern const struct ctl_option ctl_model_options[];
 extern const size_t ctl_model_option_count;
 
-/* Tightens *values as the environment asks: COLIBRI_VERIFY_MODEL_HASH=1, COLIBRI_LOCK=require.
+/* For commands that read every byte and compute nothing: the smallest plan, nothing locked. */
+void ctl_model_values_for_verifying(struct ctl_model_values *values);
+/* "none", "unchecked" or "verified": enum colibri_signature. */
+const char *ctl_signature_name(uint32_t signature);
+
+/* Tightens *values as the environment asks: COLIBRI_VERIFY_MODEL_HASH=1, COLIBRI_VERIFY_CHUNKS=1,
+ * COLIBRI_SIGNED_ONLY=1, COLIBRI_LOCK=require.
  * 0, or the exit code after printing why. */
 int ctl_model_environment(const char *command, struct ctl_model_values *values);
 

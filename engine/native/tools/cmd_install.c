@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: MIT */
+/* colibrictl install: replace a model file so that there is always an old or a new one, verified. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../src/spec.h"
+#include "commands.h"
+#include "model.h"
+#include "options.h"
+#include "output.h"
+#include "placing.h"
+#include "verity.h"
+
+#define NAME "install"
+#define COPY_BYTES 262144u
+#define MAX_GOLDEN_BYTES 4194304u
+#define PROGRESS_SECONDS 2.0
+#define ROOT_BYTES 32u
+#define HEX_DIGITS 64u
+
+enum verity_wish { VERITY_AUTO, VERITY_REQUIRE, VERITY_OFF };
+
+struct install_values {
+    const char *public_key;
+    bool signed_only, no_golden, json, quiet;
+    uint32_t verity; /* enum verity_wish */
+};
+
+#define AT(field) offsetof(struct install_values, field)
+
+static const struct ctl_option install_options[] = {
+    { "public-key", 'k', CTL_TEXT, AT(public_key), 0, 0, "FILE", NULL,
+      "ed25519 key to trust: a model that it did not sign is refused" },
+    { "signed-only", 0, CTL_FLAG, AT(signed_only), 0, 0, NULL, NULL,
+      "refuse a model without a signature of the trusted key" },
+    { "fs-verity", 0, CTL_CHOICE, AT(verity), 0, 0, "auto|require|off", "auto",
+      "let the kernel verify every later read: where it can, or refuse, or not" },
+    { "no-golden", 0, CTL_FLAG, AT(no_golden), 0, 0, NULL, NULL,
+      "leave out the golden results that lie beside SRC" },
+    { "json", 'j', CTL_FLAG, AT(json), 0, 0, NULL, NULL, "one JSON object on stdout" },
+    { "quiet", 'q', CTL_FLAG, AT(quiet), 0, 0, NULL, NULL, "no progress on stderr" },
+};
+
+static const char install_notes[] =
+    "Copies SRC beside DST, verifies every byte of the copy as read back, brings it to the disk and\n"
+    "renames it to DST. Killed or cut off at any point, DST is the old model or the new one; what is\n"
+    "left over goes with the next install. Golden results (SRC's name with .golden.json) come along.\n"
+    "DST names a file; its owner, group and permissions are kept, a new one gets 0644.\n"
+    "\n"
+    "Examples:\n"
+    "  colibrictl install /media/usb/new.colibri /data/models/model.colibri\n"
+    "  colibrictl install new.colibri /data/model.colibri --public-key /etc/colibri/key.pem\n";
+
+struct job {
+    const char *source, *target;
+    struct install_values values;
+    struct ctl_model_values model_values;
+    struct ctl_place place;
+    int in;
+    struct stat in_state;
+    uint8_t root[ROOT_BYTES];   /* as read from SRC */
+    uint8_t sha256[ROOT_BYTES]; /* of the whole file */
+    char *golden;               /* text of the golden results, or NULL */
+    size_t golden_bytes;
+    colibri_report report;
+    enum cb_verity verity;
+    struct cb_verity_digest verity_digest;
+    double last_progress;
+};
+
+static void progress(struct job *job, const char *what, uint64_t done)
+{
+    double now = ctl_seconds();
+
+    if (!job->values.quiet && now - job->last_progress >= PROGRESS_SECONDS) {
+        job->last_progress = now;
+        (void)fprintf(stderr, "install: %s %llu of %llu MiB\n", what, (unsigned long long)(done >> 20),
+                      (unsigned long long)((uint64_t)job->in_state.st_size >> 20));
+    }
+}
+
+/* ---- the source -------------------------------------------------------------------------- */
+
+static int open_source(struct job *job)
+{
+    job->in = open(job->source, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (job->in < 0) {
+        return ctl_fail_message(job->source, COLIBRI_ERR_OPEN, "cannot open: %s", strerror(errno));
+    }
+    if (fstat(job->in, &job->in_state) != 0 || !S_ISREG(job->in_state.st_mode)) {
+        return ctl_fail_message(job->source, COLIBRI_ERR_OPEN, "not a regular file");
+    }
+    if (job->in_state.st_size < (off_t)CB_HEADER_BYTES) {
+        return ctl_fail_message(job->source,
+                                job->in_state.st_size == 0 ? COLIBRI_ERR_EMPTY : COLIBRI_ERR_TRUNCATED,
+                                "has %lld bytes, the header of a model alone has %u",
+                                (long long)job->in_state.st_size, CB_HEADER_BYTES);
+    }
+    return 0;
+}
+
+/* The whole text of a golden file, if there is one. */
+static int read_golden(struct job *job)
+{
+    const char *slash = strrchr(job->source, '/');
+    size_t folder = slash != NULL ? (size_t)(slash - job->source) + 1 : 0;
+    char path[4096 + CTL_NAME_BYTES];
+    char name[CTL_NAME_BYTES];
+    struct stat state;
+    ssize_t done = 1;
+    int fd;
+
+    if (job->values.no_golden || folder >= 4096) {
+        return 0;
+    }
+    ctl_golden_name(job->source + folder, name);
+    (void)snprintf(path, sizeof path, "%.*s%s", (int)folder, job->source, name);
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0) {
+        return errno == ENOENT ? 0 : ctl_fail_message(path, COLIBRI_ERR_OPEN, "cannot open: %s", strerror(errno));
+    }
+    if (fstat(fd, &state) != 0 || !S_ISREG(state.st_mode) || state.st_size > (off_t)MAX_GOLDEN_BYTES) {
+        (void)close(fd);
+        return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT,
+                                "golden results are a regular file of at most %u bytes; leave them out with "
+                                "--no-golden",
+                                MAX_GOLDEN_BYTES);
+    }
+    job->golden = malloc(MAX_GOLDEN_BYTES);
+    while (job->golden != NULL && done > 0 && job->golden_bytes < MAX_GOLDEN_BYTES) {
+        done = read(fd, job->golden + job->golden_bytes, MAX_GOLDEN_BYTES - job->golden_bytes);
+        job->golden_bytes += done > 0 ? (size_t)done : 0;
+    }
+    (void)close(fd);
+    return job->golden == NULL || done < 0
+               ? ctl_fail_message(path, COLIBRI_ERR_IO, "cannot read the golden results")
+               : 0;
+}
+
+/* The value of "root" in the golden results: written first by their writer, looked for as text. */
+static bool golden_names_root(const struct job *job)
+{
+    static const char key[] = "\"root\"";
+    char hex[CTL_HEX_BYTES];
+    const char *at = memmem(job->golden, job->golden_bytes, key, sizeof key - 1);
+    const char *end = job->golden + job->golden_bytes;
+
+    if (at == NULL) {
+        return false;
+    }
+    for (at += sizeof key - 1; at < end && strchr(" \t\r\n:", *at) != NULL; at++) {
+    }
+    ctl_hex(job->root, hex);
+    return (size_t)(end - at) > HEX_DIGITS + 1 && *at == '"' && memcmp(at + 1, hex, HEX_DIGITS) == 0 &&
+           at[1 + HEX_DIGITS] == '"';
+}
+
+/* ---- the copy ---------------------------------------------------------------------------- */
+
+static int write_all(const char *thing, int fd, const char *data, size_t length)
+{
+    while (length > 0) {
+        ssize_t done = write(fd, data, length);
+
+        if (done > 0) {
+            data += done;
+            length -= (size_t)done;
+        } else if (done < 0 && errno != EINTR) {
+            return ctl_fail_message(thing, COLIBRI_ERR_IO, "cannot write the copy: %s", strerror(errno));
+        }
+    }
+    return 0;
+}
+
+static bool source_changed(const struct job *job)
+{
+    struct stat now;
+
+    return fstat(job->in, &now) != 0 || now.st_size != job->in_state.st_size ||
+           now.st_mtim.tv_sec != job->in_state.st_mtim.tv_sec ||
+           now.st_mtim.tv_nsec != job->in_state.st_mtim.tv_nsec ||
+           now.st_ctim.tv_sec != job->in_state.st_ctim.tv_sec ||
+           now.st_ctim.tv_nsec != job->in_state.st_ctim.tv_nsec;
+}
+
+static int copy_bytes(struct job *job, int out)
+{
+    static char buffer[COPY_BYTES];
+    uint64_t done = 0, size = (uint64_t)job->in_state.st_size;
+    colibri_sha256 hash;
+    int exit_code = 0;
+
+    colibri_sha256_init(&hash);
+    while (exit_code == 0 && done < size) {
+        size_t wanted = size - done < COPY_BYTES ? (size_t)(size - done) : COPY_BYTES;
+        ssize_t got = pread(job->in, buffer, wanted, (off_t)done);
+
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got < 0) {
+            return ctl_fail_message(job->source, COLIBRI_ERR_IO, "cannot read: %s", strerror(errno));
+        }
+        if (got == 0) {
+            break;
+        }
+        if (done <= CB_ROOT_OFFSET && done + (uint64_t)got >= CB_ROOT_OFFSET + ROOT_BYTES) {
+            memcpy(job->root, buffer + (CB_ROOT_OFFSET - done), ROOT_BYTES);
+        }
+        colibri_sha256_update(&hash, buffer, (size_t)got);
+        exit_code = write_all(job->target, out, buffer, (size_t)got);
+        done += (uint64_t)got;
+        progress(job, "copied", done);
+    }
+    colibri_sha256_final(&hash, job->sha256);
+    if (exit_code == 0 && (done != size || source_changed(job))) {
+        exit_code = ctl_fail_message(job->source, COLIBRI_ERR_IO,
+                                     "changed while it was read; install it when nobody writes it any more");
+    }
+    return exit_code;
+}
+
+static int copy_model(struct job *job)
+{
+    int out = -1;
+    int exit_code = ctl_place_create(&job->place, job->place.temporary, (uint64_t)job->in_state.st_size, &out);
+
+    if (exit_code == 0) {
+        (void)posix_fadvise(job->in, 0, 0, POSIX_FADV_SEQUENTIAL);
+        exit_code = copy_bytes(job, out);
+    }
+    if (exit_code == 0) {
+        exit_code = ctl_place_settle(&job->place, job->target, out);
+    }
+    if (out >= 0) {
+        /* What is verified comes from the disk, not from the memory it was written from. */
+        (void)posix_fadvise(out, 0, 0, POSIX_FADV_DONTNEED);
+        (void)posix_fadvise(job->in, 0, 0, POSIX_FADV_DONTNEED);
+        if (close(out) != 0 && exit_code == 0) {
+            exit_code = ctl_fail_message(job->target, COLIBRI_ERR_IO, "cannot close the copy: %s", strerror(errno));
+        }
+    }
+    return exit_code;
+}
+
+static int verify_copy(struct job *job)
+{
+    char path[sizeof job->place.folder_path + CTL_NAME_BYTES];
+    colibri_model_info info = { .struct_size = sizeof info };
+    colibri_model *model = NULL;
+    int exit_code;
+
+    if (!ctl_join(job->place.folder_path, job->place.temporary, path, sizeof path)) {
+        return ctl_fail_message(job->target, COLIBRI_ERR_ARGUMENT, "the path is too long");
+    }
+    if (!job->values.quiet && job->in_state.st_size >= 64 << 20) {
+        (void)fprintf(stderr, "install: verifying %lld MiB\n", (long long)job->in_state.st_size >> 20);
+    }
+    exit_code = ctl_model_open(NAME, path, &job->model_values, &model);
+    if (exit_code == 0) {
+        (void)colibri_model_info_get(model, &info);
+        job->report.struct_size = sizeof job->report;
+        (void)colibri_model_report(model, &job->report);
+        if (memcmp(info.root, job->root, sizeof info.root) != 0) {
+            exit_code = ctl_fail_message(job->target, COLIBRI_ERR_IO, "the copy is not what was read from %s",
+                                         job->source);
+        }
+    }
+    colibri_model_close(model);
+    return exit_code;
+}
+
+/* Golden results of this very model, and, when its signature covers them, unchanged. */
+static int check_golden(const struct job *job)
+{
+    static const uint8_t none[ROOT_BYTES];
+    uint8_t found[ROOT_BYTES];
+    colibri_sha256 hash;
+
+    if (job->golden == NULL) {
+        return 0;
+    }
+    if (!golden_names_root(job)) {
+        return ctl_fail_message(job->source, COLIBRI_ERR_ARGUMENT,
+                                "the golden results beside it are of another model; fetch both again, or leave "
+                                "them out with --no-golden");
+    }
+    colibri_sha256_init(&hash);
+    colibri_sha256_update(&hash, job->golden, job->golden_bytes);
+    colibri_sha256_final(&hash, found);
+    if (memcmp(job->report.golden_sha256, none, sizeof none) != 0 &&
+        memcmp(job->report.golden_sha256, found, sizeof found) != 0) {
+        return ctl_fail_message(job->source, COLIBRI_ERR_SIGNATURE,
+                                "the golden results beside it are not those that were signed with it; fetch both "
+                                "again");
+    }
+    return 0;
+}
+
+static int copy_golden(struct job *job)
+{
+    int out = -1;
+    int exit_code;
+
+    if (job->golden == NULL) {
+        return 0;
+    }
+    exit_code = ctl_place_create(&job->place, job->place.golden_temporary, 0, &out);
+    if (exit_code == 0) {
+        exit_code = write_all(job->place.golden, out, job->golden, job->golden_bytes);
+    }
+    if (exit_code == 0) {
+        exit_code = ctl_place_settle(&job->place, job->place.golden, out);
+    }
+    if (out >= 0) {
+        (void)close(out);
+    }
+    return exit_code;
+}
+
+/* The copy is sealed before it gets its name: no reader ever sees it unsealed. */
+static int seal(struct job *job)
+{
+    int fd, number;
+
+    job->verity = CB_VERITY_UNSUPPORTED;
+    fd = openat(job->place.folder, job->place.temporary, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+        return ctl_fail_message(job->target, COLIBRI_ERR_OPEN, "cannot open the copy: %s", strerror(errno));
+    }
+    number = job->values.verity == VERITY_OFF ? 0 : cb_verity_enable(fd);
+    if (number == 0 && job->values.verity != VERITY_OFF && fsync(fd) != 0) {
+        number = errno;
+    }
+    job->verity = cb_verity_state(fd, &job->verity_digest);
+    (void)close(fd);
+    if (number != 0 && (job->values.verity == VERITY_REQUIRE ||
+                        (number != ENOTTY && number != EOPNOTSUPP && number != ENOSYS))) {
+        return ctl_fail_message(job->target, COLIBRI_ERR_IO,
+                                "fs-verity cannot be enabled: %s; it needs CONFIG_FS_VERITY and a file system "
+                                "made for it (mkfs.ext4 -O verity), or give --fs-verity off",
+                                strerror(number));
+    }
+    return 0;
+}
+
+/* ---- the command ------------------------------------------------------------------------- */
+
+static void print_result(const struct job *job)
+{
+    char root[CTL_HEX_BYTES], sha256[CTL_HEX_BYTES], key[CTL_HEX_BYTES];
+    char digest[CB_VERITY_TEXT_BYTES] = "";
+    const char *golden = job->golden != NULL ? "installed" : "none";
+    const char *signature = ctl_signature_name(job->report.signature);
+    bool is_signed = job->report.signature != COLIBRI_SIGNATURE_NONE;
+
+    ctl_hex(job->root, root);
+    ctl_hex(job->sha256, sha256);
+    ctl_hex(job->report.key_id, key);
+    if (job->verity == CB_VERITY_ON) {
+        cb_verity_text(&job->verity_digest, digest);
+    }
+    if (job->values.json) {
+        (void)printf("{\"installed\": ");
+        ctl_print_json_text(job->target);
+        (void)printf(", \"bytes\": %lld, \"root\": \"%s\", \"sha256\": \"%s\", \"signature\": \"%s\", "
+                     "\"key_id\": \"%s\", \"golden\": \"%s\", \"fs_verity\": \"%s\", \"fs_verity_digest\": "
+                     "\"%s\"}\n",
+                     (long long)job->in_state.st_size, root, sha256, signature, is_signed ? key : "", golden,
+                     cb_verity_name(job->verity), digest);
+        return;
+    }
+    (void)printf("%s: installed\nbytes: %lld\nroot: %s\nsha256: %s\nsignature: %s%s%s\ngolden: %s\n"
+                 "fs_verity: %s%s%s\n",
+                 job->target, (long long)job->in_state.st_size, root, sha256, signature,
+                 is_signed ? " key_id=" : "", is_signed ? key : "", golden, cb_verity_name(job->verity),
+                 *digest != '\0' ? " " : "", digest);
+}
+
+static int check_target(const struct job *job)
+{
+    uint64_t bytes = (uint64_t)job->in_state.st_size;
+    uint64_t tree = job->values.verity == VERITY_OFF ? 0 : bytes / 100; /* fs-verity: 1 hash per block */
+
+    if (job->place.replaces && job->place.old.st_dev == job->in_state.st_dev &&
+        job->place.old.st_ino == job->in_state.st_ino) {
+        return ctl_fail_message(job->target, COLIBRI_ERR_ARGUMENT,
+                                "is the same file as %s; give the name that the copy shall have", job->source);
+    }
+    return ctl_place_check_space(&job->place, job->target, bytes + job->golden_bytes + tree);
+}
+
+static int install(struct job *job)
+{
+    int exit_code = open_source(job);
+
+    job->last_progress = ctl_seconds();
+    if (exit_code == 0) {
+        exit_code = read_golden(job);
+    }
+    if (exit_code == 0) {
+        exit_code = ctl_place_open(&job->place, job->target);
+    }
+    if (exit_code != 0) {
+        return exit_code;
+    }
+    exit_code = check_target(job);
+    if (exit_code == 0) {
+        exit_code = copy_model(job);
+    }
+    if (exit_code == 0) {
+        exit_code = verify_copy(job);
+    }
+    if (exit_code == 0) {
+        exit_code = check_golden(job);
+    }
+    if (exit_code == 0) {
+        exit_code = copy_golden(job);
+    }
+    if (exit_code == 0) {
+        exit_code = seal(job);
+    }
+    if (exit_code == 0) {
+        exit_code = ctl_place_commit(&job->place, job->golden != NULL);
+    }
+    ctl_place_close(&job->place);
+    if (exit_code == 0) {
+        print_result(job);
+        exit_code = ctl_finish_stdout();
+    }
+    return exit_code;
+}
+
+int ctl_command_install(int argc, char *const *argv)
+{
+    struct job job = { .in = -1 };
+    const struct ctl_group groups[] = {
+        { "Options", install_options, sizeof install_options / sizeof install_options[0], &job.values },
+    };
+    const struct ctl_command command = {
+        .name = NAME,
+        .synopsis = "SRC DST [options]",
+        .summary = "Replace a model file: copy, verify, bring to the disk, rename.",
+        .notes = install_notes,
+        .groups = groups,
+        .group_count = 1,
+        .positional_names = { "SRC", "DST" },
+        .positionals_min = 2,
+        .positionals_max = 2,
+    };
+    const char *positionals[CTL_MAX_POSITIONALS];
+    int code = ctl_parse(&command, argc, argv, positionals);
+    int exit_code;
+
+    if (code != 0) {
+        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+    }
+    ctl_model_values_for_verifying(&job.model_values);
+    job.model_values.public_key_file = job.values.public_key;
+    job.model_values.signed_only = job.values.signed_only;
+    job.source = positionals[0];
+    job.target = positionals[1];
+    exit_code = install(&job);
+    if (job.in >= 0) {
+        (void)close(job.in);
+    }
+    free(job.golden);
+    return exit_code;
+}

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: MIT */
+#include "placing.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "colibri.h"
+#include "output.h"
+
+#define DEFAULT_MODE 0644u
+#define PERMISSION_BITS 0666u /* neither execution nor set-user-id: a model is data */
+
+/* ---- signals ----------------------------------------------------------------------------- */
+
+/* What a handler removes: set while the folder is locked and the names are ours. */
+static struct {
+    volatile sig_atomic_t active;
+    int folder;
+    const char *names[2];
+} watched;
+
+static const int stop_signals[] = { SIGINT, SIGTERM, SIGHUP };
+#define STOP_SIGNALS (sizeof stop_signals / sizeof stop_signals[0])
+
+/* Only async-signal-safe calls. Verifying a large model inside the library takes long and cannot be
+ * cancelled, so the process ends here. */
+static void on_stop(int number)
+{
+    static const char message[] = "colibrictl: install: interrupted; nothing was changed (error -62 cancelled)\n";
+
+    if (watched.active) {
+        ssize_t done;
+
+        (void)unlinkat(watched.folder, watched.names[0], 0);
+        (void)unlinkat(watched.folder, watched.names[1], 0);
+        done = write(STDERR_FILENO, message, sizeof message - 1);
+        (void)done;
+    }
+    (void)number;
+    _exit(1);
+}
+
+static void watch(const struct ctl_place *place)
+{
+    struct sigaction action;
+
+    watched.folder = place->folder;
+    watched.names[0] = place->temporary;
+    watched.names[1] = place->golden_temporary;
+    watched.active = 1;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_stop;
+    (void)sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < STOP_SIGNALS; i++) {
+        (void)sigaction(stop_signals[i], &action, NULL);
+    }
+    action.sa_handler = SIG_IGN; /* a file size limit is an error of write, not the end */
+    (void)sigaction(SIGXFSZ, &action, NULL);
+}
+
+static void hold_signals(int how)
+{
+    sigset_t set;
+
+    (void)sigemptyset(&set);
+    for (size_t i = 0; i < STOP_SIGNALS; i++) {
+        (void)sigaddset(&set, stop_signals[i]);
+    }
+    (void)sigprocmask(how, &set, NULL);
+}
+
+/* ---- names ------------------------------------------------------------------------------- */
+
+void ctl_golden_name(const char *name, char *out)
+{
+    const char *dot = strrchr(name, '.');
+    size_t length = dot != NULL && dot != name ? (size_t)(dot - name) : strlen(name);
+
+    (void)snprintf(out, CTL_NAME_BYTES, "%.*s%s", (int)length, name, CTL_GOLDEN_SUFFIX);
+}
+
+bool ctl_join(const char *folder, const char *name, char *out, size_t capacity)
+{
+    int length = snprintf(out, capacity, "%s/%s", folder, name);
+
+    return length >= 0 && (size_t)length < capacity;
+}
+
+static int split(struct ctl_place *place, const char *target)
+{
+    const char *slash = strrchr(target, '/');
+    const char *name = slash != NULL ? slash + 1 : target;
+    size_t folder = slash != NULL ? (size_t)(slash - target) : 1;
+
+    if (*name == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
+        return ctl_fail_message(target, COLIBRI_ERR_ARGUMENT,
+                                "names a folder; give the name of the file in it too");
+    }
+    if (strlen(name) > CTL_MAX_NAME || folder >= sizeof place->folder_path) {
+        return ctl_fail_message(target, COLIBRI_ERR_ARGUMENT,
+                                "the name has %zu bytes, its folder %zu; the limits are %u and %zu",
+                                strlen(name), folder, CTL_MAX_NAME, sizeof place->folder_path - 1);
+    }
+    if (slash == NULL) {
+        (void)strcpy(place->folder_path, ".");
+    } else if (slash == target) {
+        (void)strcpy(place->folder_path, "/");
+    } else {
+        memcpy(place->folder_path, target, folder);
+        place->folder_path[folder] = '\0';
+    }
+    (void)strcpy(place->name, name);
+    ctl_golden_name(name, place->golden);
+    (void)snprintf(place->temporary, CTL_NAME_BYTES, ".%.*s.installing", (int)CTL_MAX_NAME, name);
+    (void)snprintf(place->golden_temporary, CTL_NAME_BYTES, ".%.*s.golden.installing",
+                   (int)CTL_MAX_NAME, name);
+    return 0;
+}
+
+/* ---- the folder -------------------------------------------------------------------------- */
+
+static int open_folder(struct ctl_place *place, const char *target)
+{
+    place->folder = open(place->folder_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (place->folder < 0) {
+        return ctl_fail_message(target, COLIBRI_ERR_OPEN, "cannot open its folder: %s", strerror(errno));
+    }
+    if (flock(place->folder, LOCK_EX | LOCK_NB) != 0) {
+        int number = errno;
+
+        return ctl_fail_message(target, number == EWOULDBLOCK ? COLIBRI_ERR_BUSY : COLIBRI_ERR_IO,
+                                number == EWOULDBLOCK ? "another install works in this folder (%s); wait for it"
+                                                      : "the folder cannot be locked (%s); use a local file system",
+                                strerror(number));
+    }
+    return 0;
+}
+
+/* What is at `name` may be replaced when it is nothing or an ordinary file. */
+static int check_replaced(const struct ctl_place *place, const char *target, const char *name,
+                          struct stat *found, bool *exists)
+{
+    *exists = false;
+    if (fstatat(place->folder, name, found, AT_SYMLINK_NOFOLLOW) != 0) {
+        return errno == ENOENT ? 0
+                               : ctl_fail_message(target, COLIBRI_ERR_OPEN, "cannot look at %s: %s", name,
+                                                  strerror(errno));
+    }
+    *exists = true;
+    if (!S_ISREG(found->st_mode)) {
+        return ctl_fail_message(target, COLIBRI_ERR_ARGUMENT,
+                                "%s is there and is a %s; only an ordinary file is replaced", name,
+                                S_ISDIR(found->st_mode)   ? "folder"
+                                : S_ISLNK(found->st_mode) ? "symbolic link"
+                                                          : "device or the like");
+    }
+    return 0;
+}
+
+/* Under the lock such a file belongs to nobody. Only an ordinary one is removed: nothing else was made
+ * by an install. */
+static int remove_leftover(const struct ctl_place *place, const char *target, const char *name)
+{
+    struct stat found;
+    bool exists;
+    int exit_code = check_replaced(place, target, name, &found, &exists);
+
+    if (exit_code != 0 || !exists) {
+        return exit_code;
+    }
+    if (unlinkat(place->folder, name, 0) != 0) {
+        return ctl_fail_message(target, COLIBRI_ERR_IO, "cannot remove %s, left by an interrupted install: %s",
+                                name, strerror(errno));
+    }
+    (void)fprintf(stderr, "install: removed %s (%lld bytes), left by an interrupted install\n", name,
+                  (long long)found.st_size);
+    return 0;
+}
+
+int ctl_place_open(struct ctl_place *place, const char *target)
+{
+    struct stat golden;
+    bool exists;
+    int exit_code;
+
+    memset(place, 0, sizeof *place);
+    place->folder = -1;
+    exit_code = split(place, target);
+    if (exit_code == 0) {
+        exit_code = open_folder(place, target);
+    }
+    if (exit_code == 0) {
+        exit_code = check_replaced(place, target, place->name, &place->old, &place->replaces);
+    }
+    if (exit_code == 0) {
+        exit_code = check_replaced(place, target, place->golden, &golden, &exists);
+    }
+    if (exit_code == 0) {
+        exit_code = remove_leftover(place, target, place->temporary);
+    }
+    if (exit_code == 0) {
+        exit_code = remove_leftover(place, target, place->golden_temporary);
+    }
+    if (exit_code == 0) {
+        watch(place);
+    } else if (place->folder >= 0) {
+        (void)close(place->folder);
+        place->folder = -1;
+    }
+    return exit_code;
+}
+
+int ctl_place_check_space(const struct ctl_place *place, const char *target, uint64_t bytes)
+{
+    struct statvfs system;
+    uint64_t unused;
+
+    if (fstatvfs(place->folder, &system) != 0) {
+        return ctl_fail_message(target, COLIBRI_ERR_IO, "cannot ask for free space: %s", strerror(errno));
+    }
+    if ((system.f_flag & ST_RDONLY) != 0) {
+        return ctl_fail_message(target, COLIBRI_ERR_IO, "its file system is mounted read-only");
+    }
+    unused = (uint64_t)system.f_bavail * system.f_frsize;
+    if (unused < bytes) {
+        return ctl_fail_message(target, COLIBRI_ERR_IO,
+                                "%llu bytes are free, installing needs %llu (the old model stays until the "
+                                "new one is verified); free %llu more",
+                                (unsigned long long)unused, (unsigned long long)bytes,
+                                (unsigned long long)(bytes - unused));
+    }
+    return 0;
+}
+
+int ctl_place_create(const struct ctl_place *place, const char *temporary, uint64_t bytes, int *fd)
+{
+    char thing[sizeof place->folder_path + CTL_NAME_BYTES];
+
+    (void)ctl_join(place->folder_path, temporary, thing, sizeof thing);
+    *fd = openat(place->folder, temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (*fd < 0) {
+        return ctl_fail_message(thing, COLIBRI_ERR_OPEN, "cannot make the temporary file: %s", strerror(errno));
+    }
+    /* Reserve the space at once where the file system can: a full disk shows now, not at the end. */
+    if (bytes > 0 && fallocate(*fd, 0, 0, (off_t)bytes) != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+        return ctl_fail_message(thing, COLIBRI_ERR_IO, "cannot reserve %llu bytes: %s",
+                                (unsigned long long)bytes, strerror(errno));
+    }
+    return 0;
+}
+
+int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd)
+{
+    mode_t mode = place->replaces ? place->old.st_mode & PERMISSION_BITS : DEFAULT_MODE;
+    struct stat now;
+
+    if (place->replaces && fstat(fd, &now) == 0 &&
+        (now.st_uid != place->old.st_uid || now.st_gid != place->old.st_gid) &&
+        fchown(fd, place->old.st_uid, place->old.st_gid) != 0) {
+        (void)fprintf(stderr, "warning: %s: cannot keep owner %u and group %u of the old model: %s\n", thing,
+                      (unsigned)place->old.st_uid, (unsigned)place->old.st_gid, strerror(errno));
+    }
+    if (fchmod(fd, mode) != 0) {
+        return ctl_fail_message(thing, COLIBRI_ERR_IO, "cannot set permissions %03o: %s", (unsigned)mode,
+                                strerror(errno));
+    }
+    return fsync(fd) != 0 ? ctl_fail_message(thing, COLIBRI_ERR_IO, "cannot bring it to the disk: %s", strerror(errno))
+                          : 0;
+}
+
+static int commit(const struct ctl_place *place, bool with_golden)
+{
+    if (unlinkat(place->folder, place->golden, 0) == 0) {
+        if (fsync(place->folder) != 0) {
+            return errno;
+        }
+    } else if (errno != ENOENT) {
+        return errno;
+    }
+    if (renameat(place->folder, place->temporary, place->folder, place->name) != 0 ||
+        fsync(place->folder) != 0) {
+        return errno;
+    }
+    if (with_golden && (renameat(place->folder, place->golden_temporary, place->folder, place->golden) != 0 ||
+                        fsync(place->folder) != 0)) {
+        return errno;
+    }
+    return 0;
+}
+
+int ctl_place_commit(const struct ctl_place *place, bool with_golden)
+{
+    int number;
+
+    hold_signals(SIG_BLOCK);
+    number = commit(place, with_golden);
+    watched.active = 0;
+    hold_signals(SIG_UNBLOCK);
+    return number == 0 ? 0
+                       : ctl_fail_message(place->name, COLIBRI_ERR_IO,
+                                          "cannot put the new files in place: %s; install again",
+                                          strerror(number));
+}
+
+void ctl_place_close(struct ctl_place *place)
+{
+    if (place->folder < 0) {
+        return;
+    }
+    (void)unlinkat(place->folder, place->temporary, 0);
+    (void)unlinkat(place->folder, place->golden_temporary, 0);
+    watched.active = 0;
+    (void)close(place->folder); /* unlocks */
+    place->folder = -1;
+}

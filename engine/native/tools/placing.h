@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Putting a file into a folder so that a crash, a kill or a power cut leaves the old file or the new
+ * one: the steps of `colibrictl install`. One installer at a time works in a folder (flock), so the
+ * temporary files have fixed names, and one that is there when the lock is held is a leftover.
+ */
+#ifndef CTL_PLACING_H
+#define CTL_PLACING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#define CTL_NAME_BYTES 256u
+#define CTL_MAX_NAME 200u /* of a target: room for what the temporary names add */
+#define CTL_GOLDEN_SUFFIX ".golden.json"
+
+struct ctl_place {
+    char folder_path[4096];
+    int folder;                /* descriptor, locked */
+    char name[CTL_NAME_BYTES]; /* of the model in the folder */
+    char temporary[CTL_NAME_BYTES];
+    char golden[CTL_NAME_BYTES];
+    char golden_temporary[CTL_NAME_BYTES];
+    struct stat old; /* of the model that is replaced */
+    bool replaces;
+};
+
+/* Every function: 0, or the exit code after printing why. */
+
+/* Splits, opens and locks the folder of `target`, looks at what is there, removes leftovers. From here
+ * on SIGINT, SIGTERM and SIGHUP remove the temporary files and end the process with code 1. */
+int ctl_place_open(struct ctl_place *place, const char *target);
+/* Refuses when fewer than `bytes` are free. */
+int ctl_place_check_space(const struct ctl_place *place, const char *target, uint64_t bytes);
+/* A new temporary file of that size, open for writing, readable by nobody else yet. */
+int ctl_place_create(const struct ctl_place *place, const char *temporary, uint64_t bytes, int *fd);
+/* Owner, group and permissions: those of the file that is replaced, else 0644; then fsync. */
+int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd);
+/* Old golden results away, model in place, new golden results in place; fsync of the folder after
+ * each, signals held back. So golden results never lie beside a model that is not theirs. */
+int ctl_place_commit(const struct ctl_place *place, bool with_golden);
+/* Removes what is left of the temporary files, unlocks. */
+void ctl_place_close(struct ctl_place *place);
+
+/* NAME.golden.json for NAME.colibri; `out` has CTL_NAME_BYTES. */
+void ctl_golden_name(const char *name, char *out);
+/* "folder/name"; false when it does not fit. */
+bool ctl_join(const char *folder, const char *name, char *out, size_t capacity);
+
+#endif
