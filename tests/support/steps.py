@@ -106,6 +106,7 @@ def lint() -> list[Step]:
     ruff = [PYTHON, "-m", "ruff", "check", "--no-cache", "--config", str(CONFIG)]
     typed = {
         "configs/kernel": "",
+        "tests/bench": "tests/bench",
         "tests/boot": "configs/kernel",
         "tests/firmware": "configs/kernel:tests/smoke",
         "tests/parity": "tests:tests/unit",
