@@ -9,10 +9,12 @@ ed25519 is deterministic: the same model and key give the same bytes.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,3 +222,30 @@ def remove_signature(source: Path, target: Path, with_golden: bool = True) -> Si
         golden = _golden_text(model, root) if with_golden else None
         _write(model, target, page, b"", golden, root)
     return SignReport(root, None, golden is not None)
+
+
+def add_sign_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `colibri sign`."""
+    parser.add_argument("model", metavar="MODEL", type=Path, help="a .colibri file")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "-k", "--key", metavar="FILE", type=Path, help="ed25519 private key: openssl genpkey -algorithm ed25519"
+    )
+    what.add_argument("--remove", action="store_true", help="write the model without its signature")
+    parser.add_argument("-o", "--output", metavar="NEW", type=Path, required=True, help="the .colibri file to write")
+    parser.add_argument("--no-golden", action="store_true", help="leave out the golden results beside MODEL")
+
+
+def sign_command(args: argparse.Namespace) -> int:
+    """`colibri sign`."""
+    if args.remove:
+        report = remove_signature(args.model, args.output, not args.no_golden)
+    else:
+        report = sign_model(args.model, args.key, args.output, not args.no_golden)
+    print(f"root {report.root.hex()}", file=sys.stderr)
+    if report.key_id is not None:
+        print(f"signed by the key with id {report.key_id.hex()}", file=sys.stderr)
+    if report.golden:
+        print(f"golden results in {golden_path(args.output)}", file=sys.stderr)
+    print(args.output)
+    return 0

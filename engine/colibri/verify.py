@@ -7,6 +7,7 @@ Reading keys and files needs nothing; checking a signature needs the package cry
 
 from __future__ import annotations
 
+import argparse
 import base64
 import binascii
 import hashlib
@@ -16,7 +17,7 @@ from pathlib import Path
 from colibri._spec import Code, Section
 from colibri.errors import ColibriError
 from colibri.files import read_regular
-from colibri.format import ModelFile
+from colibri.format import ModelFile, open_model
 from colibri.signature import NO_GOLDEN, Signature, key_id
 
 KEY_BYTES = 32
@@ -60,7 +61,8 @@ def load_public_key(path: Path) -> bytes:
             der = base64.b64decode(body, validate=True)
         except binascii.Error as error:
             raise _invalid(path, f"its base64 is wrong ({error})") from error
-        if len(der) != len(_SPKI_PREFIX) + KEY_BYTES or not der.startswith(_SPKI_PREFIX):
+        canonical = base64.b64encode(der) == body
+        if not canonical or len(der) != len(_SPKI_PREFIX) + KEY_BYTES or not der.startswith(_SPKI_PREFIX):
             raise _invalid(path, "this PEM file holds no ed25519 key")
         return der[len(_SPKI_PREFIX) :]
     if len(text) == 2 * KEY_BYTES:
@@ -106,17 +108,12 @@ def ed25519_verify(public_key: bytes, value: bytes, message: bytes) -> bool:
     return True
 
 
-def signature_of(model: ModelFile) -> Signature | None:
-    """The signature of an open file (its structure is right), or None."""
-    return model.signature
-
-
 def check_signature(model: ModelFile, public_key: bytes | None, signed_only: bool = False) -> Signature | None:
     """Refuse a model that is not signed by the key; naming a key asks for a signature.
 
     Without a key and without `signed_only` nothing is checked: what the file carries is returned.
     """
-    signature = signature_of(model)
+    signature = model.signature
     if signed_only and public_key is None:
         raise ColibriError(Code.ARGUMENT, "signed-only needs the key to trust; give --public-key FILE")
     if public_key is None:
@@ -175,3 +172,33 @@ def signed_only_wanted(option: bool) -> bool:
             Code.ARGUMENT, f"environment variable {SIGNED_ONLY_VARIABLE} is {value!r}: set it to '1' or '0', or unset it"
         )
     return option or value == "1"
+
+
+def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `colibri verify`."""
+    parser.add_argument("model", metavar="MODEL", help="a .colibri file")
+    parser.add_argument("--root", metavar="HEX", help="fail when the root hash is another one")
+    parser.add_argument(
+        "-k", "--public-key", metavar="FILE", type=Path, help="ed25519 key to trust: what it did not sign is refused"
+    )
+    parser.add_argument(
+        "--signed-only", action="store_true", help="refuse a model without a signature of the trusted key"
+    )
+
+
+def verify_command(args: argparse.Namespace) -> int:
+    """`colibri verify`."""
+    public_key = None if args.public_key is None else load_public_key(args.public_key)
+    signed_only = signed_only_wanted(args.signed_only)
+    with open_model(args.model) as model:
+        if args.root is not None and args.root.lower() != model.root.hex():
+            raise ColibriError(Code.ROOT_MISMATCH, f"{args.model} has the root {model.root.hex()}, not {args.root}")
+        signature = check_signature(model, public_key, signed_only)
+        golden = check_golden(model, signature)
+        report = model.verify()
+        state = "none" if signature is None else "unchecked" if public_key is None else "verified"
+        print(f"{args.model}: ok, {report.hashed_bytes:,} bytes in {report.chunks} chunks, root {model.root.hex()}")
+        print(f"signature: {state}" + ("" if signature is None else f" key_id={signature.key_id.hex()}"))
+        if golden:
+            print(f"golden results: {golden_path(model.path)} is what was signed with the model")
+    return 0
