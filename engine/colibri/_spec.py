@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 MAGIC = bytes.fromhex("434f4c494252491a")
-VERSION_MAJOR = 0
+SIGNATURE_DOMAIN = b"colibri model signature\0"
+VERSION_MAJOR = 1
 VERSION_MINOR = 0
+VERSION_OLDEST = 1
 HEADER_BYTES = 4096
+ROOT_OFFSET = 48
+HEADER_RESERVED_OFFSET = 80
 SECTION_TABLE_OFFSET = 128
 SECTION_ENTRY_BYTES = 64
+MIN_SECTIONS = 5
 CHUNK_BYTES = 65536
 EXTENT_ALIGN_BYTES = 4096
 TRUNK_ALIGN_BYTES = 65536
@@ -29,6 +34,9 @@ PANEL_ROWS = 8
 INT4_BLOCK_BYTES = 144
 INT8_BLOCK_BYTES = 272
 MXFP4_BLOCK_BYTES = 136
+SIGNATURE_SECTION_BYTES = 168
+GOLDEN_VERSION = 1
+MAX_CODE_POINT = 1114111
 
 MAX_SECTIONS = 16  # the table fits the header page
 MAX_LAYERS = 512  # larger than any published decoder; bounds the directory
@@ -51,14 +59,28 @@ MAX_CALIBRATION_BYTES = 67108864  # counts and co-occurrence of 512 x 1024 exper
 MAX_SIGNATURE_BYTES = 4096  # one page
 MAX_FILE_BYTES = 4611686018427387904  # 2^62: sums of two offsets cannot overflow u64 or i64
 
+MAX_THREADS = 64  # cores of the largest board; bounds per-thread tables in the model
+MAX_BATCH_TOKENS = 512  # activations grow with it; larger batches gain nothing on small boards
+MAX_SESSIONS = 64  # each has its own KV cache in the plan
+MAX_TEXT_BYTES = 268435456  # merge scratch is 24 bytes per byte of text: 6 GiB
+MAX_COMMAND_TEXT_BYTES = 262144  # a prompt of the command; far above any context
+MAX_IO_THREADS = 16  # queue depth at which flash of boards is saturated
+DEFAULT_THREADS = 4  # memory bandwidth of boards ends there
+DEFAULT_BATCH_TOKENS = 32  # weights are read once per batch; activations stay small
+DEFAULT_TEXT_BYTES = 65536  # 1.5 MiB of merge scratch
+DEFAULT_IO_THREADS = 4  # eMMC and NVMe of boards are near their best there
+DEFAULT_PREFETCH_DEPTH = 3  # experts of the next layer that are worth a guess
+DEFAULT_CONTEXT_TOKENS = 2048  # a KV cache that a board can hold
+
 REQUIRED_MLA = 1 << 0
 REQUIRED_SHORT_CONV = 1 << 1
 REQUIRED_STATE_SPACE = 1 << 2
 REQUIRED_MXFP4 = 1 << 3
 REQUIRED_ATTENTION_SINKS = 1 << 4
+REQUIRED_DELTA_NET = 1 << 5
 OPTIONAL_SIGNED = 1 << 0
 OPTIONAL_CALIBRATED = 1 << 1
-REQUIRED_KNOWN = 31
+REQUIRED_KNOWN = 63
 
 
 class Section(enum.IntEnum):
@@ -72,6 +94,12 @@ class Section(enum.IntEnum):
     TRUNK = 6
     EXPERTS = 7
     SIGNATURE = 8
+
+
+class SignatureAlgorithm(enum.IntEnum):
+    """signature_algorithms of format.toml."""
+
+    ED25519 = 1
 
 
 class DType(enum.IntEnum):
@@ -124,6 +152,7 @@ class Role(enum.IntEnum):
     HEAD = 5
     HEAD_BIAS = 6
     EMBEDDING_NORM = 7
+    EMBEDDING_NORM_BIAS = 8
     PRE_MIXER_NORM = 16
     PRE_MIXER_NORM_BIAS = 17
     POST_MIXER_NORM = 18
@@ -543,26 +572,6 @@ class SharedBlock:
 
 
 @dataclass
-class StateSpaceBlock:
-    """Block `state_space`: fixed fields of 4 bytes each."""
-
-    ID: ClassVar[int] = 10
-    STRUCT: ClassVar[str] = "<I"
-    ARRAY: ClassVar[str] = ""
-    reserved: int = 0
-
-
-@dataclass
-class DeltaNetBlock:
-    """Block `delta_net`: fixed fields of 4 bytes each."""
-
-    ID: ClassVar[int] = 11
-    STRUCT: ClassVar[str] = "<I"
-    ARRAY: ClassVar[str] = ""
-    reserved: int = 0
-
-
-@dataclass
 class TokenizerHeader:
     """Block `tokenizer_header`: fixed fields of 4 bytes each."""
 
@@ -583,7 +592,10 @@ class TokenizerHeader:
     text_bytes: int = 0
     bos_id: int = 0
     unk_id: int = 0
-    reserved: int = 0
+    literals: int = 0
+
+
+RESERVED_BLOCKS: dict[int, str] = {10: "state_space", 11: "delta_net"}
 
 
 class Code(enum.IntEnum):

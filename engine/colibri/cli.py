@@ -149,9 +149,10 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _inspect(args: argparse.Namespace) -> int:
+    from colibri._spec import DEFAULT_THREADS
     from colibri.format import open_model
     from colibri.inspect_model import as_json, as_text
-    from colibri.plan import DEFAULT_THREADS, PlanOptions
+    from colibri.plan import PlanOptions
 
     options = PlanOptions(
         context_tokens=args.context,
@@ -176,21 +177,14 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from colibri.verify import verify_command
+    from colibri.format import open_model
 
-    return verify_command(args)
-
-
-def _sign_arguments(parser: argparse.ArgumentParser) -> None:
-    from colibri.signing import add_sign_arguments
-
-    add_sign_arguments(parser)
-
-
-def _sign(args: argparse.Namespace) -> int:
-    from colibri.signing import sign_command
-
-    return sign_command(args)
+    with open_model(args.model) as model:
+        if args.root is not None and args.root.lower() != model.root.hex():
+            raise ColibriError(Code.ROOT_MISMATCH, f"{args.model} has the root {model.root.hex()}, not {args.root}")
+        report = model.verify()
+        print(f"{args.model}: ok, {report.hashed_bytes:,} bytes in {report.chunks} chunks, root {model.root.hex()}")
+    return 0
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -239,8 +233,7 @@ _COMMANDS: dict[str, tuple[str, str, _Arguments, _Command]] = {
     ),
     "verify": (
         "check every hash, padding byte and weight of a .colibri file",
-        "Read the whole file. Exit code 0: it is what its root hash says, and signed as asked; 3: it is damaged, "
-        "malformed or not signed so.",
+        "Read the whole file. Exit code 0: it is what its root hash says; 3: it is damaged or malformed.",
         _verify_arguments,
         _verify,
     ),
@@ -269,13 +262,6 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"colibri {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    "sign": (
-        "write a copy of a .colibri file that carries a signature, or none any more",
-        "Verify MODEL and write a copy with an ed25519 signature over its root. Golden results beside MODEL come "
-        "along and are covered. The same model and key give the same bytes.",
-        _sign_arguments,
-        _sign,
-    ),
     for name, (short, long, arguments, _) in _COMMANDS.items():
         subparser = subparsers.add_parser(name, help=short, description=long, epilog=_EPILOG)
         if name == command:

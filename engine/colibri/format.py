@@ -31,7 +31,6 @@ from colibri.records import (
     round_up,
     tensor_bytes,
 )
-from colibri.signature import read_signature
 from colibri.weights import check_weights
 
 HEADER = struct.Struct("<8sHHIQQQII32s48s")
@@ -39,7 +38,6 @@ _SECTION = struct.Struct("<IIQQQ32s")
 _DIRECTORY = struct.Struct("<IIQ")
 _EXTENT = struct.Struct("<IIIIQQ32s")
 _TENSOR = struct.Struct("<IIIIIIQQII")
-ROOT_OFFSET = 48
 NO_HASH = bytes(spec.HASH_BYTES)
 
 SECTION_LIMITS = {
@@ -60,7 +58,6 @@ _MANDATORY = (
     Section.EXPERTS,
 )
 HASHED_SECTIONS = (Section.TOKENIZER, Section.PROVENANCE, Section.CALIBRATION)
-_MIN_SECTIONS = 5
 
 
 def _none(index: int) -> int | None:
@@ -215,15 +212,12 @@ class ModelFile:
             self._read(self.sections[kind].offset, self.sections[kind].size)
             for kind in (Section.RECORDS, Section.DIRECTORY)
         )
-        blank = page[:ROOT_OFFSET] + NO_HASH + page[ROOT_OFFSET + spec.HASH_BYTES :]
+        blank = page[: spec.ROOT_OFFSET] + NO_HASH + page[spec.ROOT_OFFSET + spec.HASH_BYTES :]
         if sha256(blank, records, directory) != self.root:
             raise ColibriError(
                 Code.ROOT_MISMATCH,
                 f"{path}: header, records and directory do not hash to {self.root.hex()}",
-        signature = self.sections.get(Section.SIGNATURE)
-        place = None if signature is None else (signature.offset, signature.size)
-        self.signature = read_signature(self.optional_features, place, self._read)
-                ROOT_OFFSET,
+                spec.ROOT_OFFSET,
             )
         self.records = parse_records(records, self.sections[Section.RECORDS].offset)
         self._read_directory(directory)
@@ -265,14 +259,20 @@ class ModelFile:
         if page[:8] != spec.MAGIC[: len(page)]:
             raise ColibriError(Code.BAD_MAGIC, f"{self.path} begins with {page[:8].hex()}, not the magic", 0)
         if size < spec.HEADER_BYTES:
-            raise ColibriError(Code.TRUNCATED, f"{self.path} has {size} bytes, the header page 4096", size)
+            need = spec.HEADER_BYTES
+            raise ColibriError(Code.TRUNCATED, f"{self.path} has {size} bytes, the header page {need}", size)
         (_, major, minor, header, required, optional, said, count, chunk, root, rest) = HEADER.unpack_from(page)
         self.version = (major, minor)
         self.required_features, self.optional_features, self.root = required, optional, root
-        if major != spec.VERSION_MAJOR:
-            raise ColibriError(Code.VERSION, f"version {major}.{minor}, this reads {spec.VERSION_MAJOR}.x", 8)
+        if not spec.VERSION_OLDEST <= major <= spec.VERSION_MAJOR:
+            raise ColibriError(
+                Code.VERSION,
+                f"format version {major}.{minor}, this reads {spec.VERSION_OLDEST}..{spec.VERSION_MAJOR}; "
+                "convert the model again or update the package",
+                8,
+            )
         if header != spec.HEADER_BYTES:
-            raise ColibriError(Code.HEADER, f"header size {header}, must be 4096", 12)
+            raise ColibriError(Code.HEADER, f"header size {header}, must be {spec.HEADER_BYTES}", 12)
         if required & ~spec.REQUIRED_KNOWN:
             unknown = required & ~spec.REQUIRED_KNOWN
             raise ColibriError(Code.FEATURE, f"unknown required feature bits {unknown:#x}", 16)
@@ -282,12 +282,12 @@ class ModelFile:
             raise ColibriError(Code.TRUNCATED, f"the header says {said} bytes, there are {size}", 32)
         if said < size:
             raise ColibriError(Code.HEADER, f"the header says {said} bytes, there are {size}", 32)
-        if not _MIN_SECTIONS <= count <= spec.MAX_SECTIONS:
-            raise ColibriError(Code.SECTION, f"{count} sections, must be 5..16", 40)
+        if not spec.MIN_SECTIONS <= count <= spec.MAX_SECTIONS:
+            raise ColibriError(Code.SECTION, f"{count} sections, must be {spec.MIN_SECTIONS}..{spec.MAX_SECTIONS}", 40)
         if chunk != spec.CHUNK_BYTES:
             raise ColibriError(Code.HEADER, f"chunk size {chunk}, must be {spec.CHUNK_BYTES}", 44)
         if any(rest):
-            raise ColibriError(Code.HEADER, "reserved bytes of the header are not zero", 80)
+            raise ColibriError(Code.HEADER, "reserved bytes of the header are not zero", spec.HEADER_RESERVED_OFFSET)
         self._read_sections(page, count)
         return page
 
@@ -308,8 +308,6 @@ class ModelFile:
             name = section.name.lower()
             if flags or reserved:
                 raise error(f"flags or reserved field of section {name} are not zero")
-            if section not in HASHED_SECTIONS and digest != NO_HASH:
-                raise error(f"section {name} carries a hash, must be zero")
             limit = SECTION_LIMITS.get(section, spec.MAX_FILE_BYTES)
             if size > limit:
                 raise ColibriError(Code.LIMIT, f"section {name} has {size} bytes, limit {limit}", where)
@@ -318,6 +316,8 @@ class ModelFile:
                 raise error(f"section {name} is at {offset}, must be at {expected}")
             if offset > self.file_bytes or size > self.file_bytes - offset:
                 raise error(f"section {name} ends behind the file")
+            if section not in HASHED_SECTIONS and digest != NO_HASH:
+                raise error(f"section {name} carries a hash, must be zero")
             self.sections[section] = SectionEntry(section, offset, size, digest)
             end = offset + size
         rest = spec.SECTION_TABLE_OFFSET + count * spec.SECTION_ENTRY_BYTES
@@ -336,7 +336,8 @@ class ModelFile:
     def _read_directory(self, data: bytes) -> None:
         base = self.sections[Section.DIRECTORY].offset
         if len(data) < spec.DIRECTORY_HEADER_BYTES:
-            raise ColibriError(Code.DIRECTORY, f"{len(data)} bytes, its header needs 16", base)
+            need = spec.DIRECTORY_HEADER_BYTES
+            raise ColibriError(Code.DIRECTORY, f"{len(data)} bytes, its header needs {need}", base)
         extents, tensors, reserved = _DIRECTORY.unpack_from(data)
         for count, limit, what in (
             (extents, spec.MAX_EXTENTS, "extents"),
@@ -354,14 +355,15 @@ class ModelFile:
         self._read_tensors(data, base, tensor_base, tensors)
 
     def _read_extents(self, data: bytes, base: int, count: int) -> None:
-        keys = list(extent_keys(self.records))
-        if count != len(keys):
-            raise ColibriError(Code.EXTENT, f"{count} extents, the records ask for {len(keys)}", base)
+        layers = self.records.layers
+        wanted = 1 + len(layers) + sum(layer.experts for layer in layers)
+        if count != wanted:  # before anything is made per extent: few records can ask for many
+            raise ColibriError(Code.EXTENT, f"{count} extents, the records ask for {wanted}", base)
         ends = {}
         for section in (self.sections[Section.TRUNK], self.sections[Section.EXPERTS]):
             ends[section.kind] = [section.offset, section.offset + section.size]
         sizes: dict[int | None, int] = {}
-        for i, (kind, layer, expert) in enumerate(keys):
+        for i, (kind, layer, expert) in enumerate(extent_keys(self.records)):
             where = spec.DIRECTORY_HEADER_BYTES + i * spec.EXTENT_ENTRY_BYTES
             found = _EXTENT.unpack_from(data, where)
             where += base
@@ -381,7 +383,8 @@ class ModelFile:
             if entry.size % spec.EXTENT_ALIGN_BYTES or entry.size > left:
                 raise ColibriError(
                     Code.EXTENT,
-                    f"{entry.name} has {entry.size} bytes, must be a multiple of 4096 and at most {left}",
+                    f"{entry.name} has {entry.size} bytes, must be a multiple of {spec.EXTENT_ALIGN_BYTES} "
+                    f"and at most {left}",
                     where,
                 )
             if entry.table_bytes > left - entry.size:

@@ -164,6 +164,8 @@ def _attention(hidden: int, block: AttentionBlock) -> dict[Role, Shape]:
         shapes[Role.K_NORM] = Shape(1, k_rows, Layout.ROWS)
     if block.sinks:
         shapes[Role.SINKS] = Shape(1, block.heads, Layout.ROWS)
+    if block.output_gate:
+        shapes[Role.ATTENTION_GATE] = Shape(block.heads * block.value_dim, hidden, Layout.PANEL8)
     return shapes
 
 
@@ -211,6 +213,15 @@ def required_tensors(records: Records, scope: Scope, layer: int | None) -> dict[
     shapes: dict[Role, Shape] = {}
     if layer is None:
         shapes[Role.EMBEDDING] = Shape(model.vocabulary, hidden, Layout.PANEL8)
+        if model.position_kind == spec.PositionKind.LEARNED:
+            rows = model.context_tokens + model.position_offset
+            shapes[Role.POSITION_EMBEDDING] = Shape(rows, hidden, Layout.PANEL8)
+        if model.embedding_norm_kind != spec.NormKind.NONE:
+            shapes[Role.EMBEDDING_NORM] = Shape(1, hidden, Layout.ROWS)
+        if model.embedding_norm_kind == spec.NormKind.LAYER:
+            shapes[Role.EMBEDDING_NORM_BIAS] = Shape(1, hidden, Layout.ROWS)
+        if model.head_bias:
+            shapes[Role.HEAD_BIAS] = Shape(1, model.vocabulary, Layout.ROWS)
         if model.norm_kind != spec.NormKind.NONE:
             shapes[Role.FINAL_NORM] = Shape(1, hidden, Layout.ROWS)
             if model.norm_kind == spec.NormKind.LAYER:
@@ -299,8 +310,6 @@ _BLOCKS: dict[int, Any] = {
         FfnBlock,
         MoeBlock,
         SharedBlock,
-        spec.StateSpaceBlock,
-        spec.DeltaNetBlock,
     )
 }
 _ENUM_FIELDS: dict[str, Any] = {
@@ -373,10 +382,7 @@ def _check_fields(block: Any, offset: int) -> None:
     for item in fields(block):
         name, value = item.name, getattr(block, item.name)
         where = f"{type(block).__name__}.{name}"
-        if isinstance(value, list):  # inv_freq: angles beyond 1 rad per token leave the exact range
-            if not all(0.0 <= x <= 1.0 for x in value):
-                raise _record_error(f"{where} holds a value that is not within 0..1", position)
-        elif isinstance(value, float):
+        if isinstance(value, float):
             if not math.isfinite(value):
                 raise _record_error(f"{where} is {value}, not finite", position)
         elif name == "reserved":
@@ -427,6 +433,12 @@ class _Stream:
             start = self.position + spec.BLOCK_HEADER_BYTES
             self.position = start + size
             cls = _BLOCKS.get(kind)
+            if kind in spec.RESERVED_BLOCKS:
+                raise ColibriError(
+                    Code.UNSUPPORTED,
+                    f"block {spec.RESERVED_BLOCKS[kind]} is reserved; this version has no reader for it",
+                    self.offset,
+                )
             if cls is not None:
                 self.block = self._decode(cls, self.data[start : self.position])
                 return
@@ -439,12 +451,16 @@ class _Stream:
         if len(payload) < fixed or (len(payload) != fixed and not cls.ARRAY):
             raise _record_error(f"{name} has {len(payload)} bytes, needs {fixed}", self.offset)
         block = cls(*struct.unpack_from(cls.STRUCT, payload))
-        if cls.ARRAY:
-            count = (len(payload) - fixed) // 4
-            if count != block.pairs:
-                raise _record_error(f"{name} says {block.pairs} pairs and holds {count}", self.offset)
-            setattr(block, cls.ARRAY, list(struct.unpack_from(f"<{count}f", payload, fixed)))
-        _check_fields(block, self.offset + spec.BLOCK_HEADER_BYTES)
+        start = self.offset + spec.BLOCK_HEADER_BYTES
+        count = (len(payload) - fixed) // 4
+        if cls.ARRAY and count != block.pairs:
+            raise _record_error(f"{name} says {block.pairs} pairs and holds {count}", self.offset)
+        _check_fields(block, start)  # before the array: its length is bounded by a field
+        if cls.ARRAY:  # inv_freq: angles beyond 1 rad per token leave the exact range
+            values = list(struct.unpack_from(f"<{count}f", payload, fixed))
+            if not all(0.0 <= x <= 1.0 for x in values):
+                raise _record_error(f"{name}.{cls.ARRAY} holds a value that is not within 0..1", start + fixed)
+            setattr(block, cls.ARRAY, values)
         return block
 
     def take(self, cls: Any, what: str) -> tuple[Any, int]:

@@ -49,7 +49,7 @@ from colibri.operators import F32, I8, I32, Quantized, UnsupportedError
 from colibri.records import LayerRecords
 from colibri.tokenizer import TokenizerSpec
 
-GOLDEN_FORMAT = 0
+GOLDEN_FORMAT = spec.GOLDEN_VERSION
 KV_NAMES = ("f16", "f32")
 
 

@@ -15,7 +15,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
@@ -27,7 +27,6 @@ from colibri._spec import CharacterClass, Code, Normalizer, Pretokenizer, Tokeni
 from colibri.errors import ColibriError
 
 HEADER = struct.Struct(TokenizerHeader.STRUCT)
-MAX_CODE_POINT = 0x10FFFF
 FLAGS_BUILT = int(TokenizerFlag.ADD_BOS | TokenizerFlag.IGNORE_MERGES)
 FLAGS_KNOWN = sum(int(flag) for flag in TokenizerFlag)
 PRETOKENIZERS_BUILT = (
@@ -87,6 +86,7 @@ class TokenizerSpec:
 
     tokens: the bytes of each id. merges: sorted by (left, right). specials, ends: ascending ids.
     class_ranges: (first code point, last code point, CharacterClass), ascending.
+    literals: ids, by their bytes, of ordinary text that is matched before the text is split.
     chat_prefix, chat_suffix: ids around the user's text; both empty when the model has no chat form.
     Lookup tables are made at the first use: change tokens or merges with dataclasses.replace only.
     """
@@ -103,6 +103,7 @@ class TokenizerSpec:
     chat_suffix: list[int] = field(default_factory=list)
     class_ranges: list[tuple[int, int, int]] = field(default_factory=list)
     unicode_version: int = 0
+    literals: list[int] = field(default_factory=list)
 
     # ---- loaders ----------------------------------------------------------------------------------
 
@@ -162,6 +163,7 @@ class TokenizerSpec:
             text_bytes=len(text),
             bos_id=_spec.NONE_INDEX if self.bos_id is None else self.bos_id,
             unk_id=_spec.NONE_INDEX if self.unk_id is None else self.unk_id,
+            literals=len(self.literals),
         )
         offsets = [0]
         for token in self.tokens:
@@ -172,6 +174,7 @@ class TokenizerSpec:
             _words(value for merge in self.merges for value in merge),
             _words(self.specials),
             _words(self.ends),
+            _words(self.literals),
             _words(value for a, b, kind in self.class_ranges for value in (a | kind << 24, b)),
             _words(self.chat_prefix),
             _words(self.chat_suffix),
@@ -203,23 +206,37 @@ class TokenizerSpec:
         ids = list(self.chat_prefix) if chat else []
         if not chat and self.flags & TokenizerFlag.ADD_BOS and self.bos_id is not None:
             ids.append(self.bos_id)
-        for word in self.split(data):
-            ids += self._encode_word(word)
+        for piece in self._cut(data):
+            ids += [piece] if isinstance(piece, int) else self._encode_piece(piece)
         return ids + (list(self.chat_suffix) if chat else [])
+
+    def _cut(self, data: bytes) -> Iterator[bytes | int]:
+        """Stretches of text and, between them, the ids of literals: leftmost first, the longest of those."""
+        if self._literal is None:
+            yield data
+            return
+        at = 0
+        for match in self._literal.finditer(data):
+            yield data[at : match.start()]
+            yield self._literal_ids[match.group()]
+            at = match.end()
+        yield data[at:]
+
+    def _encode_piece(self, data: bytes) -> list[int]:
+        return [i for word in self.split(data) for i in self._encode_word(word)]
 
     def encode_marked(self, text: str) -> list[int]:
         """Ids of a rendered template: special tokens in it, longest first, become their ids. No BOS is added."""
-        marks = {self.tokens[i]: i for i in reversed(self.specials) if self.tokens[i]}
+        marks = {self.tokens[i]: i for i in reversed(self.specials + self.literals) if self.tokens[i]}
         if not marks:
-            return [i for word in self.split(text.encode()) for i in self._encode_word(word)]
+            return self._encode_piece(text.encode())
         pattern = b"|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True))
         ids: list[int] = []
         for piece in re.split(b"(" + pattern + b")", text.encode()):
             if piece in marks:
                 ids.append(marks[piece])
             else:
-                for word in self.split(piece):
-                    ids += self._encode_word(word)
+                ids += self._encode_piece(piece)
         return ids
 
     def decode(self, ids: Sequence[int]) -> bytes:
@@ -257,6 +274,15 @@ class TokenizerSpec:
     @cached_property
     def _symbols(self) -> dict[str, str]:
         return {}
+
+    @cached_property
+    def _literal_ids(self) -> dict[bytes, int]:
+        return {self.tokens[i]: i for i in self.literals}
+
+    @cached_property
+    def _literal(self) -> re.Pattern[bytes] | None:
+        texts = sorted(self._literal_ids, key=len, reverse=True)
+        return re.compile(b"|".join(map(re.escape, texts))) if texts else None
 
     @cached_property
     def _range_starts(self) -> list[int]:
@@ -344,6 +370,7 @@ class _Reader:
         merges = self._words(head.merges * 4)
         specials = self._ascending(head.specials, head.tokens, "special")
         ends = self._ascending(head.ends, head.tokens, "end")
+        literals = self._literals(head, tokens, set(specials))
         bos, unk = (self._optional(value, head.tokens, name) for value, name in
                     ((head.bos_id, "bos"), (head.unk_id, "unk")))
         if head.flags & TokenizerFlag.ADD_BOS and bos is None:
@@ -364,6 +391,7 @@ class _Reader:
             chat_suffix=suffix,
             class_ranges=ranges,
             unicode_version=head.unicode_version,
+            literals=literals,
         )
         if head.flags & TokenizerFlag.IGNORE_MERGES:
             self._by_text(spec)
@@ -390,8 +418,6 @@ class _Reader:
             raise ColibriError(
                 Code.UNSUPPORTED, f"tokenizer flags 0x{head.flags:x} are not built in; supported: 0x{FLAGS_BUILT:x}"
             )
-        if head.reserved:
-            _malformed(f"tokenizer head: reserved is {head.reserved}, must be 0")
 
     def _check_counts(self, head: TokenizerHeader, vocabulary: int | None) -> None:
         if head.tokens == 0:
@@ -402,9 +428,12 @@ class _Reader:
             )
         if vocabulary is not None and head.tokens > vocabulary:
             _malformed(f"tokenizer has {head.tokens} tokens, the model's vocabulary is {vocabulary}")
-        if head.specials > head.tokens or head.ends > head.tokens:
-            _malformed(f"tokenizer has {head.specials} specials and {head.ends} ends of {head.tokens} tokens")
-        words = head.tokens + 1 + 4 * head.merges + head.specials + head.ends + 2 * head.class_ranges
+        if max(head.specials, head.ends, head.literals) > head.tokens:
+            _malformed(
+                f"tokenizer has {head.specials} specials, {head.ends} ends and {head.literals} literals "
+                f"of {head.tokens} tokens"
+            )
+        words = head.tokens + 1 + 4 * head.merges + head.specials + head.ends + head.literals + 2 * head.class_ranges
         words += head.chat_prefix + head.chat_suffix
         if head.flags & TokenizerFlag.IGNORE_MERGES:
             words += head.tokens - head.specials
@@ -450,6 +479,15 @@ class _Reader:
                 _malformed(f"{name} id {i} is out of range: the tokenizer has {tokens} tokens")
         return ids
 
+    def _literals(self, head: TokenizerHeader, tokens: list[bytes], special: set[int]) -> list[int]:
+        ids = self._words(head.literals).tolist()
+        for i, token in enumerate(ids):
+            if token >= head.tokens or token in special or not tokens[token]:
+                _malformed(f"literal {i} has id {token}, which is out of range, special or empty")
+            if i and tokens[ids[i - 1]] >= tokens[token]:
+                _malformed(f"literals are not in ascending order of their texts: {token} follows {ids[i - 1]}")
+        return ids
+
     def _optional(self, value: int, tokens: int, name: str) -> int | None:
         if value == _spec.NONE_INDEX:
             return None
@@ -464,7 +502,7 @@ class _Reader:
             first, kind, last = words[2 * i] & 0xFFFFFF, words[2 * i] >> 24, words[2 * i + 1]
             if kind not in CLASSES_BUILT:
                 _malformed(f"class range {i} has class {kind}; letter, number and space are supported")
-            if first > last or last > MAX_CODE_POINT:
+            if first > last or last > _spec.MAX_CODE_POINT:
                 _malformed(f"class range {i} is U+{first:04X}..U+{last:04X}, not a range of code points")
             if rows and first <= rows[-1][1]:
                 _malformed(f"class range {i} starts at U+{first:04X}, inside the previous one")

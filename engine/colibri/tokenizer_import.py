@@ -101,9 +101,12 @@ def _is_marker(text: str) -> bool:
     return len(text) > 2 and (text[0], text[-1]) in (("<", ">"), ("[", "]"))
 
 
-def _refuse_literal(text: str, token_id: int) -> NoReturn:
-    _refuse(f"added token {token_id} {text!r} is ordinary text that is matched before pre-tokenization",
-            "only special tokens and markers such as <name> or [NAME] can be added tokens")
+def _check_literal(token: Mapping[str, Any], token_id: int) -> None:
+    """An added token that is ordinary text is matched wherever it stands, and takes nothing with it."""
+    for option in ("single_word", "lstrip", "rstrip"):
+        if token.get(option):
+            _refuse(f"added token {token_id} {token['content']!r} is ordinary text with the option {option}",
+                    "ordinary text is matched as it stands")
 
 
 # ---- chat template --------------------------------------------------------------------------------
@@ -206,12 +209,13 @@ def _from_gguf(metadata: Mapping[str, object], chat: bool, system: str | None) -
         _refuse(f"GGUF file has {len(names)} tokens and {len(types)} token types", "the counts must be equal")
     tokens: list[bytes] = []
     specials: list[int] = []
+    literals: list[int] = []
     for i, (name, kind) in enumerate(zip(names, types, strict=True)):
-        if kind == _USER_DEFINED and not _is_marker(name):
-            _refuse_literal(name, i)
         if kind == _BYTE or not _NORMAL <= kind <= _BYTE:
             _refuse(f"token {i} {name!r} has GGUF token type {kind}", "a gpt2 tokenizer has types 1 to 5")
-        if kind != _NORMAL:
+        if kind == _USER_DEFINED and not _is_marker(name):
+            literals.append(i)
+        elif kind != _NORMAL:
             specials.append(i)
         tokens.append(_token_bytes(name, i) if kind == _NORMAL else name.encode())
     pretokenizer = GGUF_PRETOKENIZERS[pre]
@@ -227,6 +231,7 @@ def _from_gguf(metadata: Mapping[str, object], chat: bool, system: str | None) -
         | int(TokenizerFlag.IGNORE_MERGES) * llama3,
         specials=specials,
         ends=sorted(i for i in ends if i is not None),
+        literals=sorted(literals, key=lambda i: tokens[i]),
         bos_id=bos,
         class_ranges=list(CLASS_RANGES),
         unicode_version=UNICODE_VERSION,
@@ -375,20 +380,22 @@ def _from_tokenizer_json(
     vocabulary: dict[str, int] = model["vocab"]
     names = {_check_id(name, i): name for name, i in vocabulary.items()}
     added: dict[str, int] = {}
+    literals: list[int] = []
     stripping: list[str] = []
     for token in data.get("added_tokens") or []:
         name, i = token["content"], _check_id(token["content"], token["id"])
         if not token.get("special") and not _is_marker(name):
-            _refuse_literal(name, i)
+            _check_literal(token, i)
+            literals.append(i)
         added[name] = i
         if token.get("lstrip") or token.get("rstrip"):
             stripping.append(name)
     if not names:
         _refuse("tokenizer.json has no tokens", "save the checkpoint again")
-    specials = set(added.values())
+    raw = set(added.values())  # their texts are not in the GPT-2 alphabet
     names.update({i: name for name, i in added.items()})
     tokens = [
-        b"" if i not in names else names[i].encode() if i in specials else _token_bytes(names[i], i)
+        b"" if i not in names else names[i].encode() if i in raw else _token_bytes(names[i], i)
         for i in range(max(names) + 1)
     ]
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
@@ -406,7 +413,8 @@ def _from_tokenizer_json(
         merges=_merge_rows(pairs, vocabulary),
         pretokenizer=_pretokenizer(data.get("pre_tokenizer")),
         flags=int(TokenizerFlag.ADD_BOS) * add_bos | int(TokenizerFlag.IGNORE_MERGES) * ignore_merges,
-        specials=sorted(specials),
+        specials=sorted(raw - set(literals)),
+        literals=sorted(literals, key=lambda i: tokens[i]),
         bos_id=bos,
         unk_id=None if unk is None else every.get(unk),
         class_ranges=list(CLASS_RANGES),

@@ -25,7 +25,6 @@ from colibri.format import (
     HASHED_SECTIONS,
     HEADER,
     NO_HASH,
-    ROOT_OFFSET,
     SECTION_LIMITS,
     ExtentEntry,
     SectionEntry,
@@ -319,7 +318,7 @@ class ModelWriter:
         )
         page = (header + b"".join(map(encode_section, self._sections))).ljust(spec.HEADER_BYTES, b"\0")
         self.root = sha256(page, contents[Section.RECORDS], directory)
-        page = page[: ROOT_OFFSET] + self.root + page[ROOT_OFFSET + spec.HASH_BYTES :]
+        page = page[: spec.ROOT_OFFSET] + self.root + page[spec.ROOT_OFFSET + spec.HASH_BYTES :]
         for section in self._sections:
             if section.kind in contents:
                 self._put(section.offset, contents[section.kind])

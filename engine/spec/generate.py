@@ -24,6 +24,7 @@ END = "/* end generated: error codes */"
 # table in format.toml -> (C prefix, Python class)
 ENUMS = {
     "section_kinds": ("CB_SECTION", "Section"),
+    "signature_algorithms": ("CB_SIGNATURE", "SignatureAlgorithm"),
     "dtypes": ("CB_DTYPE", "DType"),
     "layouts": ("CB_LAYOUT", "Layout"),
     "extent_kinds": ("CB_EXTENT", "ExtentKind"),
@@ -68,6 +69,12 @@ def _literal(value: int) -> str:
     return f"{value}u"
 
 
+def _limit_name(prefix: str, table: str, key: str) -> str:
+    """MAX_ in front of a limit; the defaults of the run limits keep their own word."""
+    word = "" if table == "run_limits" and key.startswith("default_") else "MAX_"
+    return f"{prefix}{word}{key.upper()}"
+
+
 def c_header(spec: dict[str, Any]) -> str:
     fmt = spec["format"]
     magic = bytes.fromhex(fmt["magic_hex"])
@@ -80,14 +87,15 @@ def c_header(spec: dict[str, Any]) -> str:
         "#include <stdint.h>",
         "",
         "#define CB_MAGIC_BYTES { " + ", ".join(f"0x{b:02x}" for b in magic) + " }",
+        f'#define CB_SIGNATURE_DOMAIN "{fmt["signature_domain"]}" /* its zero byte is part of it */',
     ]
-    for key, value in fmt.items():
-        if key != "magic_hex":
-            lines.append(f"#define CB_{key.upper()} {_literal(value)}")
+    for key, row in spec["constants"].items():
+        lines.append(f"#define CB_{key.upper()} {_literal(row['value'])}")
     lines.append("")
-    for key, row in spec["limits"].items():
-        lines.append(f"#define CB_MAX_{key.upper()} {_literal(row['value'])}")
-    lines.append("")
+    for table in ("limits", "run_limits"):
+        for key, row in spec[table].items():
+            lines.append(f"#define {_limit_name('CB_', table, key)} {_literal(row['value'])}")
+        lines.append("")
     for table, prefix in (("required_features", "CB_REQUIRED"), ("optional_features", "CB_OPTIONAL")):
         for key, bit in spec[table].items():
             lines.append(f"#define {prefix}_{key.upper()} (UINT64_C(1) << {bit})")
@@ -104,7 +112,7 @@ def c_header(spec: dict[str, Any]) -> str:
     for name, block in spec["blocks"].items():
         lines.append(f"    CB_BLOCK_{name.upper()} = {block['id']},")
     lines += ["};", ""]
-    structs = [(f"cb_block_{n}", b) for n, b in spec["blocks"].items()]
+    structs = [(f"cb_block_{n}", b) for n, b in spec["blocks"].items() if not b.get("reserved")]
     structs.append(("cb_tokenizer_header", spec["tokenizer_header"]))
     for name, block in structs:
         fields = _fields(block)
@@ -150,14 +158,15 @@ def python_module(spec: dict[str, Any]) -> str:
         "from typing import ClassVar",
         "",
         f'MAGIC = bytes.fromhex("{fmt["magic_hex"]}")',
+        f'SIGNATURE_DOMAIN = b"{fmt["signature_domain"]}\\0"',
     ]
-    for key, value in fmt.items():
-        if key != "magic_hex":
-            lines.append(f"{key.upper()} = {value}")
+    for key, row in spec["constants"].items():
+        lines.append(f"{key.upper()} = {row['value']}")
     lines.append("")
-    for key, row in spec["limits"].items():
-        lines.append(f"MAX_{key.upper()} = {row['value']}  # {row['why']}")
-    lines.append("")
+    for table in ("limits", "run_limits"):
+        for key, row in spec[table].items():
+            lines.append(f"{_limit_name('', table, key)} = {row['value']}  # {row['why']}")
+        lines.append("")
     for table, prefix in (("required_features", "REQUIRED"), ("optional_features", "OPTIONAL")):
         for key, bit in spec[table].items():
             lines.append(f"{prefix}_{key.upper()} = 1 << {bit}")
@@ -167,7 +176,7 @@ def python_module(spec: dict[str, Any]) -> str:
         lines += ["", f"class {name}(enum.IntEnum):", f'    """{table} of format.toml."""', ""]
         lines += [f"    {k.upper()} = {v}" for k, v in spec[table].items()]
         lines.append("")
-    blocks = [(n, b) for n, b in spec["blocks"].items()]
+    blocks = [(n, b) for n, b in spec["blocks"].items() if not b.get("reserved")]
     blocks.append(("tokenizer_header", spec["tokenizer_header"]))
     for name, block in blocks:
         cls = "".join(p.capitalize() for p in name.split("_")) + ("" if name == "tokenizer_header" else "Block")
@@ -185,6 +194,8 @@ def python_module(spec: dict[str, Any]) -> str:
             else:
                 lines.append(f"    {fname}: {PY_TYPES[kind]} = {'0' if kind == 'u32' else '0.0'}")
         lines.append("")
+    reserved = {b["id"]: n for n, b in spec["blocks"].items() if b.get("reserved")}
+    lines += ["", f"RESERVED_BLOCKS: dict[int, str] = {reserved!r}".replace("'", '"'), ""]
     lines += ["", "class Code(enum.IntEnum):", '    """Pinned error codes, the same as in colibri.h."""', "", "    OK = 0"]
     lines += [f"    {k.upper()} = {r['code']}" for k, r in spec["errors"].items()]
     lines += ["", "", "ERROR_TEXT: dict[int, str] = {"]

@@ -156,6 +156,21 @@ def test_ids_are_those_of_the_library(kind: Pretokenizer, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", [*SPLIT, Pretokenizer.SMOLLM])
+def test_added_tokens_of_ordinary_text_have_the_ids_of_the_library(kind: Pretokenizer, tmp_path: Path) -> None:
+    """Runs of spaces, as GPT-NeoX and OLMoE have them, and literals that overlap words and each other."""
+    peer = trained(kind)
+    words = ["ing ", "€", "ab", "aab", "abab", "a a", "\n\n", "\r", "12", "'s", "🐦", "n\u0303"]
+    literals = [AddedToken(text, special=False, normalized=False) for text in [" " * n for n in range(2, 25)] + words]
+    peer.add_tokens(literals)
+    spec = ours(peer, tmp_path)
+    assert len(spec.literals) == len(literals)
+    rng = random.Random(int(kind))
+    pieces = [*words, " ", "  ", " " * 30, "a", "b", "ba", "i", "1", "\n", "x"]
+    mixed = ["".join(rng.choices(pieces, k=rng.randrange(1, 40))) for _ in range(500)]
+    assert_equal_ids(spec, peer, random_texts(int(kind) + 50, 200) + mixed, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [*SPLIT, Pretokenizer.SMOLLM])
 def test_borders_are_those_of_the_library(kind: Pretokenizer, tmp_path: Path) -> None:
     """Merges that cross every border, so that a piece that is split elsewhere has other ids."""
     rng = random.Random(int(kind))

@@ -96,6 +96,14 @@ def shuffled(spec: TokenizerSpec, rng: random.Random) -> TokenizerSpec:
     return dataclasses.replace(spec, merges=merges)
 
 
+def with_literals(spec: TokenizerSpec) -> TokenizerSpec:
+    """The same tokenizer with added tokens that are ordinary text: they overlap each other and every word."""
+    texts = (b"  ", b"   ", b"\t\t", b"ing ", "é".encode(), b"ab", b"aab", b"abcab", b"a a", b"1", b"\xff", b"\n ")
+    first = len(spec.tokens)
+    literals = sorted(range(first, first + len(texts)), key=lambda i: texts[i - first])
+    return dataclasses.replace(spec, tokens=[*spec.tokens, *texts], literals=literals)
+
+
 def touching(rng: random.Random, length: int) -> str:
     """Characters that patterns tell apart, each beside each other one: the merges of such a text cross every border."""
     return "".join(rng.choices("asSlLvde'1٣ \n\r\t!éſ ", k=length))
@@ -146,6 +154,8 @@ def test_mutated_sections_and_texts_keep_the_promises_of_the_fuzz_target(tmp_pat
         spec = train(pretokenizer, 40, int(TokenizerFlag.IGNORE_MERGES) * (pretokenizer % 2))
         spec.class_ranges = spec.class_ranges[:50]
         text = texts(rng, 1)[-1] + letters(rng, 100).encode()
+        if pretokenizer % 2:
+            spec = with_literals(spec)
         seeds.append(tmp_path / pretokenizer.name)
         seeds[-1].write_bytes(len(text).to_bytes(2, "little") + text + spec.to_section())
     assert_passes("fuzz_tokenizer", "--mutations", "1500", "--seed", "11", *seeds)
@@ -164,6 +174,7 @@ def test_the_c_tokenizer_gives_the_ids_of_the_python_one(pretokenizer: Pretokeni
         dataclasses.replace(train(Pretokenizer.NONE, 500, corpus=touching(rng, 5000)), pretokenizer=pretokenizer),
     ]
     variants[3].unk_id = 5
+    variants += [with_literals(variants[0]), with_literals(variants[4])]
     cases = []
     for n, spec in enumerate(variants):
         cases.append(write_section(spec, tmp_path / f"section{n}"))
@@ -184,7 +195,7 @@ def test_a_wrong_id_is_seen(tmp_path: Path) -> None:
 
 def test_both_readers_give_one_code_for_damaged_sections(tmp_path: Path) -> None:
     rng = random.Random(9)
-    spec = train(Pretokenizer.LLAMA3, 12, int(TokenizerFlag.IGNORE_MERGES))
+    spec = with_literals(train(Pretokenizer.LLAMA3, 12, int(TokenizerFlag.IGNORE_MERGES)))
     spec.class_ranges = spec.class_ranges[:40]
     section = spec.to_section()
     arrays = len(section) - len(b"".join(spec.tokens))
@@ -261,6 +272,36 @@ def test_special_tokens_in_plain_text_are_characters_and_in_a_template_ids() -> 
     assert spec.encode("</s>", chat=True)[:-2] == [*spec.chat_prefix, *(ord(c) + 2 for c in "</s>")]
 
 
+def test_added_tokens_of_ordinary_text_are_found_before_the_text_is_split() -> None:
+    spec = with_literals(train(Pretokenizer.GPT2, 0))
+    ids = {spec.tokens[i]: i for i in spec.literals}
+    assert spec.encode("    x") == [ids[b"   "], ord(" ") + 2, ord("x") + 2]  # the longest, then what is left
+    assert spec.encode("aabcab") == [ids[b"aab"], ord("c") + 2, ids[b"ab"]]  # the leftmost wins over a longer one
+    assert spec.encode("<s>", chat=False)[0] == ord("<") + 2
+    assert spec.encode_marked("ab<s>ab") == [ids[b"ab"], 0, ids[b"ab"]]
+    assert spec.decode(spec.encode(CORPUS)) == CORPUS.encode()
+
+
+@pytest.mark.parametrize(
+    ("literals", "what"),
+    [([9000], "out of range"), ([0], "special"), ([5, 5], "ascending order"), ([6, 5], "ascending order")],
+)
+def test_literals_that_break_a_rule_are_refused(literals: list[int], what: str) -> None:
+    spec = train(Pretokenizer.GPT2, 0)
+    spec.literals = literals
+    with pytest.raises(ColibriError, match=what) as caught:
+        spec.to_section()
+    assert caught.value.code == Code.TOKENIZER
+
+
+def test_a_literal_without_text_is_refused() -> None:
+    spec = train(Pretokenizer.GPT2, 0)
+    spec.tokens.append(b"")
+    spec.literals = [258]
+    with pytest.raises(ColibriError, match="empty"):
+        spec.to_section()
+
+
 def test_a_merge_to_a_special_token_is_refused() -> None:
     spec = train(Pretokenizer.GPT2, 5)
     spec.specials = [0, 1, spec.merges[0][3]]
@@ -324,6 +365,12 @@ def test_gguf_metadata_becomes_a_tokenizer() -> None:
     assert TokenizerSpec.from_section(spec.to_section()) == spec
 
 
+def test_user_defined_tokens_of_gguf_are_literals() -> None:
+    spec = TokenizerSpec.from_gguf_metadata(gguf(token_type=[3, 3, 3, *[1] * 256, 4, 1, 1]))
+    assert (spec.specials, spec.literals) == ([0, 1, 2], [259])
+    assert spec.encode("kin") == [3 + ord("k"), 259]
+
+
 def test_llama3_of_gguf_takes_whole_words_and_begins_with_bos() -> None:
     spec = TokenizerSpec.from_gguf_metadata(gguf(pre="llama-bpe", add_bos_token=None))
     assert spec.flags == TokenizerFlag.ADD_BOS | TokenizerFlag.IGNORE_MERGES
@@ -342,7 +389,6 @@ def test_llama3_of_gguf_takes_whole_words_and_begins_with_bos() -> None:
         ({"merges": ["i x y"]}, "needs the token 'x y'"),
         ({"token_type": [1]}, "1 token types"),
         ({"token_type": [6] * 262}, "token 0 .* has GGUF token type 6"),
-        ({"token_type": [3, 3, 3, *[1] * 256, 4, 1, 1]}, "added token 259 'in' is ordinary text"),
     ],
 )
 def test_gguf_tokenizers_that_the_section_cannot_express_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -390,6 +436,14 @@ def test_a_folder_of_hugging_face_becomes_a_tokenizer(tmp_path: Path) -> None:
     assert spec.decode(spec.encode("hi", chat=True)) == b"<s>[in](hi</s>)"
     assert spec.chat_prefix == [260, ord("["), 256, ord("]"), ord("(")]
     assert spec.chat_suffix == [261, ord(")")]
+    assert TokenizerSpec.from_section(spec.to_section()) == spec
+
+
+def test_added_tokens_of_hugging_face_that_are_ordinary_text_become_literals(tmp_path: Path) -> None:
+    marker = {"id": 261, "content": "<tool>", "special": False}
+    spec = TokenizerSpec.from_huggingface(huggingface(tmp_path, added_tokens=[ADDED, marker]))
+    assert (spec.literals, spec.specials) == ([260], [261])
+    assert spec.encode("a      in") == [ord("a"), 260, ord(" "), ord(" "), 256]
     assert TokenizerSpec.from_section(spec.to_section()) == spec
 
 
@@ -479,7 +533,8 @@ ADDED = {"id": 260, "content": "    ", "special": False}
                 {"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "</s>"}}]}},
             "template is",
         ),
-        ({"added_tokens": [ADDED]}, "added token 260 '    ' is ordinary text"),
+        *(({"added_tokens": [{**ADDED, option: True}]}, f"added token 260 '    ' .* option {option}")
+          for option in ("lstrip", "rstrip", "single_word")),
     ],
 )  # fmt: skip
 def test_hugging_face_tokenizers_that_the_section_cannot_express_are_refused(

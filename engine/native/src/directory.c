@@ -269,8 +269,17 @@ _Static_assert(CB_ROLE_FFN_UP == CB_ROLE_FFN_GATE + 2 && CB_ROLE_FFN_DOWN == CB_
 static void need_global(struct need *needs, const struct cb_block_model *m)
 {
     matrix(needs, CB_ROLE_EMBEDDING, m->vocabulary, m->hidden);
+    if (m->position_kind == CB_POSITION_LEARNED)
+        matrix(needs, CB_ROLE_POSITION_EMBEDDING,
+               (uint64_t)m->context_tokens + m->position_offset, m->hidden);
+    if (m->embedding_norm_kind != CB_NORM_NONE)
+        vector(needs, CB_ROLE_EMBEDDING_NORM, m->hidden);
+    if (m->embedding_norm_kind == CB_NORM_LAYER)
+        vector(needs, CB_ROLE_EMBEDDING_NORM_BIAS, m->hidden);
     if (!m->tied_head)
         matrix(needs, CB_ROLE_HEAD, m->vocabulary, m->hidden);
+    if (m->head_bias)
+        vector(needs, CB_ROLE_HEAD_BIAS, m->vocabulary);
     if (m->norm_kind != CB_NORM_NONE)
         vector(needs, CB_ROLE_FINAL_NORM, m->hidden);
     if (m->norm_kind == CB_NORM_LAYER)
@@ -293,6 +302,8 @@ static void need_attention(struct need *needs, uint32_t hidden, const struct cb_
     }
     if (a->sinks)
         vector(needs, CB_ROLE_SINKS, a->heads);
+    if (a->output_gate)
+        matrix(needs, CB_ROLE_ATTENTION_GATE, (uint64_t)a->heads * a->value_dim, hidden);
 }
 
 static void need_mla(struct need *needs, uint32_t hidden, const struct cb_block_mla *m)

@@ -8,9 +8,6 @@
 #include "error.h"
 #include "sha256.h"
 
-#define ROOT_OFFSET 48u
-#define RESERVED_OFFSET 80u
-
 static const struct {
     const char *name;
     uint64_t limit;
@@ -68,11 +65,11 @@ static int check_header(struct cb_container *c, struct cb_cursor *h, uint32_t *s
 
     c->version_major = cb_cursor_u16(h);
     c->version_minor = cb_cursor_u16(h);
-    if (c->version_major != CB_VERSION_MAJOR)
+    if (c->version_major < CB_VERSION_OLDEST || c->version_major > CB_VERSION_MAJOR)
         return cb_fail(error, COLIBRI_ERR_VERSION, 8,
-                       "format version %u.%u, this build reads %u; convert the model again or "
+                       "format version %u.%u, this build reads %u..%u; convert the model again or "
                        "update the library",
-                       c->version_major, c->version_minor, CB_VERSION_MAJOR);
+                       c->version_major, c->version_minor, CB_VERSION_OLDEST, CB_VERSION_MAJOR);
     value = cb_cursor_u32(h);
     if (value != CB_HEADER_BYTES)
         return cb_fail(error, COLIBRI_ERR_HEADER, 12, "header size is %u, must be %u", value,
@@ -97,17 +94,18 @@ static int check_header(struct cb_container *c, struct cb_cursor *h, uint32_t *s
                        "the file has %llu bytes, its header says %llu",
                        (unsigned long long)c->bytes, (unsigned long long)size);
     *sections = cb_cursor_u32(h);
-    if (*sections < 5 || *sections > CB_MAX_SECTIONS)
-        return cb_fail(error, COLIBRI_ERR_SECTION, 40, "%u sections, must be 5..%u", *sections,
-                       CB_MAX_SECTIONS);
+    if (*sections < CB_MIN_SECTIONS || *sections > CB_MAX_SECTIONS)
+        return cb_fail(error, COLIBRI_ERR_SECTION, 40, "%u sections, must be %u..%u", *sections,
+                       CB_MIN_SECTIONS, CB_MAX_SECTIONS);
     value = cb_cursor_u32(h);
     if (value != CB_CHUNK_BYTES)
         return cb_fail(error, COLIBRI_ERR_HEADER, 44, "chunk size is %u, must be %u", value,
                        CB_CHUNK_BYTES);
     cb_cursor_read(h, c->root, sizeof c->root);
-    bad = cb_first_nonzero(c->map + RESERVED_OFFSET, CB_SECTION_TABLE_OFFSET - RESERVED_OFFSET);
-    if (bad < CB_SECTION_TABLE_OFFSET - RESERVED_OFFSET)
-        return cb_fail(error, COLIBRI_ERR_HEADER, (int64_t)(RESERVED_OFFSET + bad),
+    bad = cb_first_nonzero(c->map + CB_HEADER_RESERVED_OFFSET,
+                           CB_SECTION_TABLE_OFFSET - CB_HEADER_RESERVED_OFFSET);
+    if (bad < CB_SECTION_TABLE_OFFSET - CB_HEADER_RESERVED_OFFSET)
+        return cb_fail(error, COLIBRI_ERR_HEADER, (int64_t)(CB_HEADER_RESERVED_OFFSET + bad),
                        "reserved byte of the header is not 0");
     return 0;
 }
@@ -210,14 +208,15 @@ int cb_container_check_root(const struct cb_container *c, const uint8_t *records
     uint8_t root[CB_HASH_BYTES];
 
     cb_sha256_init(&s);
-    cb_sha256_update(&s, c->map, ROOT_OFFSET);
+    cb_sha256_update(&s, c->map, CB_ROOT_OFFSET);
     cb_sha256_update(&s, zeros, sizeof zeros);
-    cb_sha256_update(&s, c->map + RESERVED_OFFSET, CB_HEADER_BYTES - RESERVED_OFFSET);
+    cb_sha256_update(&s, c->map + CB_HEADER_RESERVED_OFFSET,
+                     CB_HEADER_BYTES - CB_HEADER_RESERVED_OFFSET);
     cb_sha256_update(&s, records, (size_t)c->sections[CB_SECTION_RECORDS].size);
     cb_sha256_update(&s, directory, (size_t)c->sections[CB_SECTION_DIRECTORY].size);
     cb_sha256_final(&s, root);
     if (memcmp(root, c->root, sizeof root) != 0)
-        return cb_fail(error, COLIBRI_ERR_ROOT_MISMATCH, ROOT_OFFSET,
+        return cb_fail(error, COLIBRI_ERR_ROOT_MISMATCH, CB_ROOT_OFFSET,
                        "the root hash does not match header, records and directory: the file is "
                        "damaged or was changed; copy it again");
     return 0;

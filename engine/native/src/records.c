@@ -153,8 +153,6 @@ static const struct field shared_fields[] = {
     RESERVED_(),
 };
 
-static const struct field reserved_fields[] = {RESERVED_()};
-
 struct block_type {
     const char *name;
     const struct field *fields;
@@ -187,8 +185,9 @@ static const struct block_type block_types[] = {
     BLOCK(CB_BLOCK_FFN, ffn, 0),
     BLOCK(CB_BLOCK_MOE, moe, 0),
     BLOCK(CB_BLOCK_SHARED, shared, 0),
-    [CB_BLOCK_STATE_SPACE] = {"state_space", reserved_fields, 1, 0},
-    [CB_BLOCK_DELTA_NET] = {"delta_net", reserved_fields, 1, 0},
+    /* reserved: known by name, without a reader */
+    [CB_BLOCK_STATE_SPACE] = {"state_space", NULL, 0, 0},
+    [CB_BLOCK_DELTA_NET] = {"delta_net", NULL, 0, 0},
 };
 
 static const struct block_type *find_type(uint32_t type)
@@ -309,6 +308,9 @@ static int advance(struct cb_records *r, colibri_error *error)
         r->payload = cb_cursor_take(&r->cursor, size);
         r->payload_bytes = size;
         type = find_type(r->type);
+        if (type != NULL && type->fields == NULL)
+            return cb_fail(error, COLIBRI_ERR_UNSUPPORTED, r->offset,
+                           "block %s is reserved; this version has no reader for it", type->name);
         if (type != NULL)
             return check_block(r, type, error);
         if ((flags & BLOCK_OPTIONAL) == 0)

@@ -6,11 +6,16 @@
 #include <stdint.h>
 
 #define CB_MAGIC_BYTES { 0x43, 0x4f, 0x4c, 0x49, 0x42, 0x52, 0x49, 0x1a }
-#define CB_VERSION_MAJOR 0u
+#define CB_SIGNATURE_DOMAIN "colibri model signature" /* its zero byte is part of it */
+#define CB_VERSION_MAJOR 1u
 #define CB_VERSION_MINOR 0u
+#define CB_VERSION_OLDEST 1u
 #define CB_HEADER_BYTES 4096u
+#define CB_ROOT_OFFSET 48u
+#define CB_HEADER_RESERVED_OFFSET 80u
 #define CB_SECTION_TABLE_OFFSET 128u
 #define CB_SECTION_ENTRY_BYTES 64u
+#define CB_MIN_SECTIONS 5u
 #define CB_CHUNK_BYTES 65536u
 #define CB_EXTENT_ALIGN_BYTES 4096u
 #define CB_TRUNK_ALIGN_BYTES 65536u
@@ -27,6 +32,9 @@
 #define CB_INT4_BLOCK_BYTES 144u
 #define CB_INT8_BLOCK_BYTES 272u
 #define CB_MXFP4_BLOCK_BYTES 136u
+#define CB_SIGNATURE_SECTION_BYTES 168u
+#define CB_GOLDEN_VERSION 1u
+#define CB_MAX_CODE_POINT 1114111u
 
 #define CB_MAX_SECTIONS 16u
 #define CB_MAX_LAYERS 512u
@@ -49,14 +57,28 @@
 #define CB_MAX_SIGNATURE_BYTES 4096u
 #define CB_MAX_FILE_BYTES UINT64_C(4611686018427387904)
 
+#define CB_MAX_THREADS 64u
+#define CB_MAX_BATCH_TOKENS 512u
+#define CB_MAX_SESSIONS 64u
+#define CB_MAX_TEXT_BYTES 268435456u
+#define CB_MAX_COMMAND_TEXT_BYTES 262144u
+#define CB_MAX_IO_THREADS 16u
+#define CB_DEFAULT_THREADS 4u
+#define CB_DEFAULT_BATCH_TOKENS 32u
+#define CB_DEFAULT_TEXT_BYTES 65536u
+#define CB_DEFAULT_IO_THREADS 4u
+#define CB_DEFAULT_PREFETCH_DEPTH 3u
+#define CB_DEFAULT_CONTEXT_TOKENS 2048u
+
 #define CB_REQUIRED_MLA (UINT64_C(1) << 0)
 #define CB_REQUIRED_SHORT_CONV (UINT64_C(1) << 1)
 #define CB_REQUIRED_STATE_SPACE (UINT64_C(1) << 2)
 #define CB_REQUIRED_MXFP4 (UINT64_C(1) << 3)
 #define CB_REQUIRED_ATTENTION_SINKS (UINT64_C(1) << 4)
+#define CB_REQUIRED_DELTA_NET (UINT64_C(1) << 5)
 #define CB_OPTIONAL_SIGNED (UINT64_C(1) << 0)
 #define CB_OPTIONAL_CALIBRATED (UINT64_C(1) << 1)
-#define CB_REQUIRED_KNOWN UINT64_C(31)
+#define CB_REQUIRED_KNOWN UINT64_C(63)
 
 /* section_kinds */
 enum {
@@ -68,6 +90,11 @@ enum {
     CB_SECTION_TRUNK = 6,
     CB_SECTION_EXPERTS = 7,
     CB_SECTION_SIGNATURE = 8,
+};
+
+/* signature_algorithms */
+enum {
+    CB_SIGNATURE_ED25519 = 1,
 };
 
 /* dtypes */
@@ -114,6 +141,7 @@ enum {
     CB_ROLE_HEAD = 5,
     CB_ROLE_HEAD_BIAS = 6,
     CB_ROLE_EMBEDDING_NORM = 7,
+    CB_ROLE_EMBEDDING_NORM_BIAS = 8,
     CB_ROLE_PRE_MIXER_NORM = 16,
     CB_ROLE_PRE_MIXER_NORM_BIAS = 17,
     CB_ROLE_POST_MIXER_NORM = 18,
@@ -483,16 +511,6 @@ struct cb_block_shared {
 };
 _Static_assert(sizeof(struct cb_block_shared) == 32, "cb_block_shared: no padding");
 
-struct cb_block_state_space {
-    uint32_t reserved;
-};
-_Static_assert(sizeof(struct cb_block_state_space) == 4, "cb_block_state_space: no padding");
-
-struct cb_block_delta_net {
-    uint32_t reserved;
-};
-_Static_assert(sizeof(struct cb_block_delta_net) == 4, "cb_block_delta_net: no padding");
-
 struct cb_tokenizer_header {
     uint32_t kind;
     uint32_t pretokenizer;
@@ -509,7 +527,7 @@ struct cb_tokenizer_header {
     uint32_t text_bytes;
     uint32_t bos_id;
     uint32_t unk_id;
-    uint32_t reserved;
+    uint32_t literals;
 };
 _Static_assert(sizeof(struct cb_tokenizer_header) == 64, "cb_tokenizer_header: no padding");
 

@@ -12,8 +12,7 @@
 #include <stdint.h>
 
 #include "colibri.h"
-
-#define CB_MAX_THREADS 64u
+#include "spec.h"
 
 /* Thread `index` of `count`. 0, or an error code; the lowest index that failed is reported. */
 typedef int cb_task(void *context, unsigned index, unsigned count);

@@ -17,7 +17,6 @@
 #define NOT_IN_HEAP UINT32_MAX
 #define NO_SYMBOL UINT32_MAX
 #define SCRATCH_WORDS 6u /* arrays of struct word: 24 bytes per byte of text */
-#define MAX_CODE_POINT 0x10ffffu
 #define FLAGS_BUILT ((uint32_t)(CB_TOKENIZER_FLAG_ADD_BOS | CB_TOKENIZER_FLAG_IGNORE_MERGES))
 #define FLAGS_KNOWN \
     (FLAGS_BUILT | CB_TOKENIZER_FLAG_BYTE_FALLBACK | CB_TOKENIZER_FLAG_ADD_PREFIX_SPACE)
@@ -53,8 +52,6 @@ static int check_kinds(const struct cb_tokenizer_header *h, colibri_error *error
         return cb_fail(error, COLIBRI_ERR_UNSUPPORTED, CB_NO_OFFSET,
                        "tokenizer flags 0x%x are not built in: this build has 0x%x", h->flags,
                        FLAGS_BUILT);
-    if (h->reserved != 0)
-        return MALFORMED("tokenizer head: reserved is %u, must be 0", h->reserved);
     return 0;
 }
 
@@ -71,12 +68,12 @@ static int check_counts(const struct cb_tokenizer_header *h, size_t bytes, uint3
     if (h->tokens > vocabulary)
         return MALFORMED("tokenizer has %u tokens, the model's vocabulary is %u", h->tokens,
                          vocabulary);
-    if (h->specials > h->tokens || h->ends > h->tokens)
-        return MALFORMED("tokenizer has %u specials and %u ends of %u tokens", h->specials,
-                         h->ends, h->tokens);
-    /* ten u32 counts times at most 4: far below 2^64 */
+    if (h->specials > h->tokens || h->ends > h->tokens || h->literals > h->tokens)
+        return MALFORMED("tokenizer has %u specials, %u ends and %u literals of %u tokens",
+                         h->specials, h->ends, h->literals, h->tokens);
+    /* eleven u32 counts times at most 4: far below 2^64 */
     words = (uint64_t)h->tokens + 1 + 4 * (uint64_t)h->merges + h->specials + h->ends +
-            2 * (uint64_t)h->class_ranges + h->chat_prefix + h->chat_suffix;
+            h->literals + 2 * (uint64_t)h->class_ranges + h->chat_prefix + h->chat_suffix;
     if (h->flags & CB_TOKENIZER_FLAG_IGNORE_MERGES)
         words += h->tokens - h->specials;
     size = sizeof *h + 4 * words + h->text_bytes;
@@ -100,6 +97,8 @@ static void set_views(struct cb_tokenizer *t, const uint8_t *section)
     at += h->specials;
     t->ends = at;
     at += h->ends;
+    t->literals = at;
+    at += h->literals;
     t->classes = at;
     at += 2 * (size_t)h->class_ranges;
     t->chat_prefix = at;
@@ -172,7 +171,7 @@ static int check_classes(const struct cb_tokenizer *t, colibri_error *error)
         if (kind != CB_CLASS_LETTER && kind != CB_CLASS_NUMBER && kind != CB_CLASS_SPACE)
             return MALFORMED("class range %u has class %u; letter, number and space are supported",
                              i, kind);
-        if (first > last || last > MAX_CODE_POINT)
+        if (first > last || last > CB_MAX_CODE_POINT)
             return MALFORMED("class range %u is U+%04X..U+%04X, not a range of code points", i,
                              first, last);
         if (i > 0 && first <= t->classes[2 * (size_t)i - 1])
@@ -275,6 +274,26 @@ static int check_by_text(const struct cb_tokenizer *t, colibri_error *error)
     return 0;
 }
 
+/* Texts that are matched before the pre-tokenizer: in strictly ascending order, so that no text
+ * stands twice, never empty and never special. */
+static int check_literals(const struct cb_tokenizer *t, colibri_error *error)
+{
+    for (uint32_t i = 0; i < t->head.literals; i++) {
+        uint32_t id = t->literals[i], last;
+
+        if (id >= t->head.tokens || is_special(t, id) || token_length(t, id) == 0)
+            return MALFORMED("literal %u has id %u, which is out of range, special or empty", i, id);
+        if (i == 0)
+            continue;
+        last = t->literals[i - 1];
+        if (compare_text(t->text + t->offsets[last], token_length(t, last),
+                         t->text + t->offsets[id], token_length(t, id)) >= 0)
+            return MALFORMED("literals are not in ascending order of their texts: %u follows %u", id,
+                             last);
+    }
+    return 0;
+}
+
 /* The two tables that save a search for the most frequent questions. */
 static void fill_tables(struct cb_tokenizer *t)
 {
@@ -317,6 +336,8 @@ int cb_tokenizer_open(struct cb_tokenizer *t, const uint8_t *section, size_t byt
         code = check_ids(t, t->specials, t->head.specials, "special", true, error);
     if (code == 0)
         code = check_ids(t, t->ends, t->head.ends, "end", true, error);
+    if (code == 0)
+        code = check_literals(t, error);
     if (code == 0)
         code = check_single_ids(t, error);
     if (code == 0)
@@ -505,6 +526,46 @@ static int32_t find_text(const struct cb_tokenizer *t, const char *text, size_t 
     return -1;
 }
 
+/*
+ * The longest literal that the text begins with: its length, or 0. [low, high) are the literals
+ * that share the first `length` bytes with the text; they are sorted, so one that ends there is the
+ * first of them.
+ */
+static size_t match_literal(const struct cb_tokenizer *t, const char *text, size_t left,
+                            uint32_t *id)
+{
+    uint32_t low = 0, high = t->head.literals;
+    size_t length = 0, best = 0;
+
+    while (low < high && length < left) {
+        uint8_t wanted = (uint8_t)text[length];
+        uint32_t ends[2];
+
+        for (unsigned side = 0; side < 2; side++) { /* where the byte begins, and where it ends */
+            uint32_t a = low, b = high;
+
+            while (a < b) {
+                uint32_t middle = a + (b - a) / 2, token = t->literals[middle];
+
+                if (token_length(t, token) <= length ||
+                    (uint8_t)t->text[t->offsets[token] + length] < wanted + side)
+                    a = middle + 1;
+                else
+                    b = middle;
+            }
+            ends[side] = a;
+        }
+        low = ends[0];
+        high = ends[1];
+        length++;
+        if (low < high && token_length(t, t->literals[low]) == length) {
+            *id = t->literals[low];
+            best = length;
+        }
+    }
+    return best;
+}
+
 /* ---- texts -------------------------------------------------------------------------------------- */
 
 /* Ids behind the capacity are counted, not written, so that the error can say how many there are. */
@@ -581,10 +642,20 @@ int cb_tokenizer_encode(const struct cb_tokenizer *t, const char *text, size_t l
     if (!chat && (t->head.flags & CB_TOKENIZER_FLAG_ADD_BOS))
         emit(&out, t->head.bos_id);
     for (size_t at = 0; at < length;) {
-        size_t word = cb_pretokenize_next(t, text + at, length - at);
+        uint32_t literal = 0;
+        size_t stop = t->head.literals > 0 ? at : length, bytes = 0;
 
-        encode_word(t, text + at, word, scratch, &out);
-        at += word;
+        while (stop < length && (bytes = match_literal(t, text + stop, length - stop, &literal)) == 0)
+            stop++;
+        while (at < stop) {
+            size_t word = cb_pretokenize_next(t, text + at, stop - at);
+
+            encode_word(t, text + at, word, scratch, &out);
+            at += word;
+        }
+        if (bytes > 0)
+            emit(&out, literal);
+        at += bytes;
     }
     for (uint32_t i = 0; chat && i < t->head.chat_suffix; i++)
         emit(&out, t->chat_suffix[i]);

@@ -18,6 +18,7 @@ struct cb_tokenizer {
     const uint32_t *merges;      /* [merges][4] left, right, rank, merged; sorted */
     const uint32_t *specials;    /* [specials] */
     const uint32_t *ends;        /* [ends] */
+    const uint32_t *literals;    /* [literals] ids by text */
     const uint32_t *classes;     /* [class_ranges][2] */
     const uint32_t *chat_prefix; /* [chat_prefix] */
     const uint32_t *chat_suffix; /* [chat_suffix] */

@@ -48,7 +48,7 @@ static const char *const texts[TOKENS - 256] = { "ab", "bc", "abc", "aa", "aaaa"
 /* Indices of 32-bit words in the head. */
 enum {
     KIND, PRETOKENIZER, NORMALIZER, FLAGS, UNICODE, N_TOKENS, N_MERGES, N_SPECIALS, N_ENDS, N_RANGES,
-    N_PREFIX, N_SUFFIX, TEXT_BYTES, BOS, UNK, RESERVED, HEAD_WORDS
+    N_PREFIX, N_SUFFIX, TEXT_BYTES, BOS, UNK, N_LITERALS, HEAD_WORDS
 };
 
 struct image {
@@ -391,7 +391,7 @@ static void test_rejections(void)
         { "unknown flag", FLAGS, 2 | 16, COLIBRI_ERR_TOKENIZER },
         { "byte fallback", FLAGS, 2 | 4, COLIBRI_ERR_UNSUPPORTED },
         { "prefix space", FLAGS, 2 | 8, COLIBRI_ERR_UNSUPPORTED },
-        { "reserved", RESERVED, 1, COLIBRI_ERR_TOKENIZER },
+        { "a literal that is not there", N_LITERALS, 1, COLIBRI_ERR_TOKENIZER },
         { "no tokens", N_TOKENS, 0, COLIBRI_ERR_TOKENIZER },
         { "tokens above the limit", N_TOKENS, CB_MAX_VOCABULARY + 1, COLIBRI_ERR_LIMIT },
         { "tokens above the vocabulary", N_TOKENS, TOKENS + 1, COLIBRI_ERR_TOKENIZER },
