@@ -26,7 +26,7 @@ LEVELS = ("build", "demo", "test")
 
 # Debian packages of each level.
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "build": ("gcc", "libc6-dev", "pkg-config"),
+    "build": ("gcc", "libc6-dev", "libsodium-dev", "pkg-config"),
     "demo": (
         "bc", "bison", "build-essential", "cpio", "erofs-utils", "flex", "gcc-aarch64-linux-gnu",
         "libc6-dev-arm64-cross", "linux-source-6.1", "perl", "qemu-system-arm", "xz-utils",

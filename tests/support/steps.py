@@ -144,7 +144,7 @@ def sanitizers() -> list[Step]:
     """The C tests under AddressSanitizer with UndefinedBehaviorSanitizer, and ThreadSanitizer."""
     steps = []
     for name, kinds, variables in SANITIZERS:
-        options = [f"-Db_sanitize={kinds}", "-Ddefault_library=static", "-Dwerror=true"]
+        options = [f"-Db_sanitize={kinds}", "-Ddefault_library=static", "-Dsignatures=enabled", "-Dwerror=true"]
         steps += [
             engine(name, "--cflags=-g -fno-sanitize-recover=all", *(f"--option={option}" for option in options)),
             meson_tests(f"c-tests-{name}", BUILD / name, **variables),
