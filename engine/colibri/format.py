@@ -31,6 +31,7 @@ from colibri.records import (
     round_up,
     tensor_bytes,
 )
+from colibri.signature import read_signature
 from colibri.weights import check_weights
 
 HEADER = struct.Struct("<8sHHIQQQII32s48s")
@@ -219,6 +220,9 @@ class ModelFile:
                 f"{path}: header, records and directory do not hash to {self.root.hex()}",
                 spec.ROOT_OFFSET,
             )
+        signature = self.sections.get(Section.SIGNATURE)
+        place = None if signature is None else (signature.offset, signature.size)
+        self.signature = read_signature(self.optional_features, place, self._read)
         self.records = parse_records(records, self.sections[Section.RECORDS].offset)
         self._read_directory(directory)
         self._check_padding()
