@@ -56,6 +56,7 @@ MAX_TOKENIZER_BYTES = 134217728  # 1 M tokens of 64 bytes and their merges
 MAX_TOKEN_BYTES = 1024  # bounds the detokenizer's pending buffer
 MAX_PROVENANCE_BYTES = 1048576  # licence texts and digests; never parsed on the device
 MAX_CALIBRATION_BYTES = 67108864  # counts and co-occurrence of 512 x 1024 experts, sparse
+MAX_CALIBRATION_FOLLOWERS = 8  # pairs per expert: 512 x 1024 experts then need 36 MB; what a look-ahead may fetch is fewer
 MAX_SIGNATURE_BYTES = 4096  # one page
 MAX_FILE_BYTES = 4611686018427387904  # 2^62: sums of two offsets cannot overflow u64 or i64
 
@@ -595,6 +596,30 @@ class TokenizerHeader:
     literals: int = 0
 
 
+@dataclass
+class CalibrationHeader:
+    """Block `calibration_header`: fixed fields of 4 bytes each."""
+
+    STRUCT: ClassVar[str] = "<IIII"
+    ARRAY: ClassVar[str] = ""
+    layers: int = 0
+    tokens: int = 0
+    pairs: int = 0
+    reserved: int = 0
+
+
+@dataclass
+class CalibrationLayer:
+    """Block `calibration_layer`: fixed fields of 4 bytes each."""
+
+    STRUCT: ClassVar[str] = "<IIII"
+    ARRAY: ClassVar[str] = ""
+    layer: int = 0
+    experts: int = 0
+    top_k: int = 0
+    pairs: int = 0
+
+
 RESERVED_BLOCKS: dict[int, str] = {10: "state_space", 11: "delta_net"}
 
 
@@ -623,6 +648,9 @@ class Code(enum.IntEnum):
     SIGNATURE = -19
     MISSING_TENSOR = -20
     WEIGHTS = -21
+    CALIBRATION = -22
+    SNAPSHOT = -23
+    SNAPSHOT_OTHER = -24
     ARGUMENT = -40
     STRUCT_SIZE = -41
     TOKEN_RANGE = -42
@@ -666,6 +694,9 @@ ERROR_TEXT: dict[int, str] = {
     -19: "signature missing or wrong",
     -20: "a tensor the records need is missing",
     -21: "non-finite scale or weight",
+    -22: "malformed calibration profile",
+    -23: "malformed or damaged snapshot",
+    -24: "snapshot of another model or KV type",
     -40: "invalid argument",
     -41: "option struct of an unknown size",
     -42: "token id out of range",
@@ -708,6 +739,9 @@ ERROR_EXIT: dict[int, int] = {
     -19: 3,
     -20: 3,
     -21: 3,
+    -22: 3,
+    -23: 3,
+    -24: 2,
     -40: 2,
     -41: 2,
     -42: 2,

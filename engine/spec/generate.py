@@ -51,6 +51,7 @@ ENUMS = {
     "character_classes": ("CB_CLASS", "CharacterClass"),
     "tokenizer_flags": ("CB_TOKENIZER_FLAG", "TokenizerFlag"),
 }
+HEADS = ("tokenizer_header", "calibration_header", "calibration_layer")  # fixed parts of sections
 C_TYPES = {"u32": "uint32_t", "f32": "float"}
 PY_TYPES = {"u32": "int", "f32": "float"}
 
@@ -113,7 +114,7 @@ def c_header(spec: dict[str, Any]) -> str:
         lines.append(f"    CB_BLOCK_{name.upper()} = {block['id']},")
     lines += ["};", ""]
     structs = [(f"cb_block_{n}", b) for n, b in spec["blocks"].items() if not b.get("reserved")]
-    structs.append(("cb_tokenizer_header", spec["tokenizer_header"]))
+    structs += [(f"cb_{n}", spec[n]) for n in HEADS]
     for name, block in structs:
         fields = _fields(block)
         fixed = [f for f in fields if not f[2]]
@@ -177,9 +178,9 @@ def python_module(spec: dict[str, Any]) -> str:
         lines += [f"    {k.upper()} = {v}" for k, v in spec[table].items()]
         lines.append("")
     blocks = [(n, b) for n, b in spec["blocks"].items() if not b.get("reserved")]
-    blocks.append(("tokenizer_header", spec["tokenizer_header"]))
+    blocks += [(n, spec[n]) for n in HEADS]
     for name, block in blocks:
-        cls = "".join(p.capitalize() for p in name.split("_")) + ("" if name == "tokenizer_header" else "Block")
+        cls = "".join(p.capitalize() for p in name.split("_")) + ("" if name in HEADS else "Block")
         fields = _fields(block)
         code = "".join({"u32": "I", "f32": "f"}[k] for k, _, arr in fields if not arr)
         array = next((n for _, n, arr in fields if arr), "")

@@ -61,6 +61,9 @@ enum colibri_code {
     COLIBRI_ERR_SIGNATURE = -19, /* signature missing or wrong */
     COLIBRI_ERR_MISSING_TENSOR = -20, /* a tensor the records need is missing */
     COLIBRI_ERR_WEIGHTS = -21, /* non-finite scale or weight */
+    COLIBRI_ERR_CALIBRATION = -22, /* malformed calibration profile */
+    COLIBRI_ERR_SNAPSHOT = -23, /* malformed or damaged snapshot */
+    COLIBRI_ERR_SNAPSHOT_OTHER = -24, /* snapshot of another model or KV type */
     COLIBRI_ERR_ARGUMENT = -40, /* invalid argument */
     COLIBRI_ERR_STRUCT_SIZE = -41, /* option struct of an unknown size */
     COLIBRI_ERR_TOKEN_RANGE = -42, /* token id out of range */

@@ -54,6 +54,7 @@
 #define CB_MAX_TOKEN_BYTES 1024u
 #define CB_MAX_PROVENANCE_BYTES 1048576u
 #define CB_MAX_CALIBRATION_BYTES 67108864u
+#define CB_MAX_CALIBRATION_FOLLOWERS 8u
 #define CB_MAX_SIGNATURE_BYTES 4096u
 #define CB_MAX_FILE_BYTES UINT64_C(4611686018427387904)
 
@@ -531,6 +532,22 @@ struct cb_tokenizer_header {
 };
 _Static_assert(sizeof(struct cb_tokenizer_header) == 64, "cb_tokenizer_header: no padding");
 
+struct cb_calibration_header {
+    uint32_t layers;
+    uint32_t tokens;
+    uint32_t pairs;
+    uint32_t reserved;
+};
+_Static_assert(sizeof(struct cb_calibration_header) == 16, "cb_calibration_header: no padding");
+
+struct cb_calibration_layer {
+    uint32_t layer;
+    uint32_t experts;
+    uint32_t top_k;
+    uint32_t pairs;
+};
+_Static_assert(sizeof(struct cb_calibration_layer) == 16, "cb_calibration_layer: no padding");
+
 #define CB_ERROR_TABLE(X) \
     X(-1, 1, "open", "cannot open") \
     X(-2, 3, "bad_magic", "not a .colibri file") \
@@ -553,6 +570,9 @@ _Static_assert(sizeof(struct cb_tokenizer_header) == 64, "cb_tokenizer_header: n
     X(-19, 3, "signature", "signature missing or wrong") \
     X(-20, 3, "missing_tensor", "a tensor the records need is missing") \
     X(-21, 3, "weights", "non-finite scale or weight") \
+    X(-22, 3, "calibration", "malformed calibration profile") \
+    X(-23, 3, "snapshot", "malformed or damaged snapshot") \
+    X(-24, 2, "snapshot_other", "snapshot of another model or KV type") \
     X(-40, 2, "argument", "invalid argument") \
     X(-41, 2, "struct_size", "option struct of an unknown size") \
     X(-42, 2, "token_range", "token id out of range") \
