@@ -36,6 +36,14 @@ INLINE __m256i broadcast4(const int8_t *q)
     return _mm256_set1_epi32(v);
 }
 
+/* A value that the compiler must have here: without it, sums of integers are rearranged into trees
+ * whose leaves do not fit into the registers. */
+INLINE __m256i pinned(__m256i v)
+{
+    __asm__("" : "+x"(v));
+    return v;
+}
+
 INLINE __m256 load_f16(const void *p)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
@@ -144,7 +152,7 @@ INLINE void int4_panel(const uint8_t *w, const struct cb_quantized *x, size_t fi
                 __m256i a = _mm256_maddubs_epi16(lo, broadcast4(qt + 4 * i));
                 __m256i b = _mm256_maddubs_epi16(hi, broadcast4(qt + 16 + 4 * i));
                 a = _mm256_add_epi16(a, b);
-                sum[t] = i == 0 ? a : _mm256_add_epi16(sum[t], a);
+                sum[t] = pinned(i == 0 ? a : _mm256_add_epi16(sum[t], a));
             }
         }
         const __m256 scales = load_f16(w + 128);
@@ -187,7 +195,7 @@ INLINE void int8_panel(const uint8_t *w, const struct cb_quantized *x, size_t fi
                 __m256i v = broadcast4(q + t * groups * COLUMNS + 4 * i);
                 v = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(v, weights));
                 v = _mm256_madd_epi16(v, ones);
-                sum[t] = i == 0 ? v : _mm256_add_epi32(sum[t], v);
+                sum[t] = pinned(i == 0 ? v : _mm256_add_epi32(sum[t], v));
             }
         }
         const __m256 scales = load_f16(w + 256);
