@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The `colibri` command: convert, inspect, verify, run and golden.
+"""The `colibri` command: convert, inspect, verify, plan, run and golden.
 
 A subcommand's module is imported when it is called, so that the base install, which has no
 dependency, can inspect, verify and run.
@@ -136,6 +136,9 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    from colibri.plan import RESIDENCIES
+    from colibri.plan_command import parse_size
+
     parser.add_argument("model", metavar="MODEL", help="a .colibri file")
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     parser.add_argument("-c", "--context", type=int, default=0, help="tokens of the KV cache, for the plan")
@@ -146,6 +149,10 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-text", type=int, default=0, metavar="BYTES", help="longest text, for the plan")
     parser.add_argument("--sessions", type=int, default=0, help="sessions, for the plan")
     parser.add_argument("--kv", choices=("f16", "f32"), default="f16", help="type of the KV cache, for the plan")
+    parser.add_argument("--residency", choices=RESIDENCIES, default="auto", help="where experts live, for the plan")
+    parser.add_argument("--slots", type=int, default=0, help="expert slots of stream, for the plan")
+    parser.add_argument("--io-threads", type=int, default=0, help="threads that read experts, for the plan")
+    parser.add_argument("--budget", type=parse_size, default=0, metavar="SIZE", help="memory budget, for the plan")
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -161,6 +168,10 @@ def _inspect(args: argparse.Namespace) -> int:
         threads=args.threads or min(len(os.sched_getaffinity(0)), DEFAULT_THREADS),
         kv=args.kv,
         max_text_bytes=args.max_text,
+        residency=args.residency,
+        expert_slots=args.slots,
+        io_threads=args.io_threads,
+        budget_bytes=args.budget,
     )
     with open_model(args.model) as model:
         if args.json:
@@ -223,6 +234,18 @@ def _golden(args: argparse.Namespace) -> int:
     return golden_command(args)
 
 
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    from colibri.plan_command import add_plan_arguments
+
+    add_plan_arguments(parser)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from colibri.plan_command import plan_command
+
+    return plan_command(args)
+
+
 _Arguments = Callable[[argparse.ArgumentParser], None]
 _Command = Callable[[argparse.Namespace], int]
 _COMMANDS: dict[str, tuple[str, str, _Arguments, _Command]] = {
@@ -258,6 +281,13 @@ _COMMANDS: dict[str, tuple[str, str, _Arguments, _Command]] = {
         "Generate text. The text goes to stdout as it comes, everything else to stderr.",
         _run_arguments,
         _run,
+    ),
+    "plan": (
+        "say what a model needs on a board, and how fast it will be",
+        "Memory plan of a model on a board, which residency mode fits, and a prediction of its speed: from the bytes "
+        "and multiplications of a token and the board's bandwidths. Below the floor: exit code 4.",
+        _plan_arguments,
+        _plan,
     ),
     "golden": (
         "write golden results with the numpy reference",

@@ -13,7 +13,7 @@ import hashlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from os import PathLike, fsencode
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 from colibri import _ffi
 from colibri._spec import DEFAULT_TEXT_BYTES, Code
 from colibri.errors import ColibriError
-from colibri.plan import MemoryPlan
+from colibri.plan import RESIDENCIES, MemoryPlan
 
 if TYPE_CHECKING:
     from colibri.operators import F32
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 KV_NAMES = ("f16", "f32")
 VERIFY_NAMES = ("auto", "open", "first", "always")
 LOCK_NAMES = ("try", "require", "off")
+DIRECT_IO_NAMES = ("auto", "off")
+DEFAULT_PREFETCH_DEPTH = 3
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,29 @@ class Report:
     verified_extents: int
     extents: int
     isa: str
+    direct_io: bool
+    direct_io_errno: int
+    residency_message: str
+
+
+@dataclass(frozen=True)
+class ResidencyStats:
+    """What streaming did since the model was opened; zero in the other modes."""
+
+    slots_used: int
+    hits: int
+    misses: int
+    reads: int
+    read_bytes: int
+    failed_reads: int
+    prefetch_reads: int
+    prefetch_hits: int
+    prefetch_wasted: int
+    io_wait_ns: int
+    io_idle_ns: int
+    read_ns: int
+    hash_ns: int
+    barriers: int
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> int:
@@ -139,6 +164,11 @@ class Engine(_Closing):
         lock: str = "try",
         budget_bytes: int = 0,
         max_text_bytes: int = 0,
+        residency: str = "auto",
+        expert_slots: int = 0,
+        io_threads: int = 0,
+        prefetch_depth: int = DEFAULT_PREFETCH_DEPTH,
+        direct_io: str = "auto",
         isa: str | None = None,
     ) -> None:
         """Open a `.colibri` file; the options are those of colibri.h, 0 = default."""
@@ -154,6 +184,11 @@ class Engine(_Closing):
         options.lock = _choice("lock", lock, LOCK_NAMES)
         options.budget_bytes = _unsigned("budget_bytes", budget_bytes, 64)
         options.max_text_bytes = _unsigned("max_text_bytes", max_text_bytes)
+        options.residency = _choice("residency", residency, RESIDENCIES)
+        options.expert_slots = _unsigned("expert_slots", expert_slots)
+        options.io_threads = _unsigned("io_threads", io_threads)
+        options.prefetch_depth = _unsigned("prefetch_depth", prefetch_depth)
+        options.direct_io = _choice("direct_io", direct_io, DIRECT_IO_NAMES)
         options.isa = None if isa is None else isa.encode()
         handle = ctypes.c_void_p()
         error = _ffi.ErrorStruct()
@@ -226,21 +261,16 @@ class Engine(_Closing):
         raw = _ffi.PlanStruct()
         raw.struct_size = ctypes.sizeof(raw)
         self._code(self._library.colibri_model_plan(self.handle, ctypes.byref(raw)))
-        return MemoryPlan(
-            context_tokens=raw.context_tokens,
-            batch_tokens=raw.batch_tokens,
-            threads=raw.threads,
-            max_sessions=raw.max_sessions,
-            kv=KV_NAMES[raw.kv],
-            mapped_bytes=raw.mapped_bytes,
-            kv_bytes=raw.kv_bytes,
-            activation_bytes=raw.activation_bytes,
-            table_bytes=raw.table_bytes,
-            stack_bytes=raw.stack_bytes,
-            arena_bytes=raw.arena_bytes,
-            process_bytes=raw.process_bytes,
-            total_bytes=raw.total_bytes,
-        )
+        names = {"kv": KV_NAMES[raw.kv], "residency": RESIDENCIES[raw.residency]}
+        values = {field.name: names.get(field.name, getattr(raw, field.name)) for field in fields(MemoryPlan)}
+        return MemoryPlan(**values)
+
+    def residency(self) -> ResidencyStats:
+        """Hits, misses, reads and waits of streaming; not while a call runs."""
+        raw = _ffi.ResidencyStruct()
+        raw.struct_size = ctypes.sizeof(raw)
+        self._code(self._library.colibri_model_residency(self.handle, ctypes.byref(raw)))
+        return ResidencyStats(**{field.name: getattr(raw, field.name) for field in fields(ResidencyStats)})
 
     def report(self) -> Report:
         """Locks, threads and kernels that were had."""
@@ -256,6 +286,9 @@ class Engine(_Closing):
             verified_extents=raw.verified_extents,
             extents=raw.extents,
             isa=bytes(raw.isa or b"").decode(),
+            direct_io=bool(raw.direct_io),
+            direct_io_errno=raw.direct_io_errno,
+            residency_message=bytes(raw.residency_message).decode("utf-8", "replace"),
         )
 
     def expert_counts(self, layer: int) -> list[int]:
@@ -500,6 +533,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verify", choices=VERIFY_NAMES, default="auto", help="when weights are checked")
     parser.add_argument("--lock", choices=LOCK_NAMES, default="try", help="lock the model in memory")
     parser.add_argument("--budget", type=int, default=0, metavar="BYTES", help="refuse a larger plan; 0 = no limit")
+    parser.add_argument("--residency", choices=RESIDENCIES, default="auto", help="where the experts live")
+    parser.add_argument("--slots", type=int, default=0, help="experts in memory when streaming; 0 = what fits")
+    parser.add_argument("--io-threads", type=int, default=0, help="threads that read experts; 0 = 4")
+    parser.add_argument("--prefetch", type=int, default=DEFAULT_PREFETCH_DEPTH, help="experts read ahead; 0 = none")
+    parser.add_argument("--direct-io", choices=DIRECT_IO_NAMES, default="auto", help="read past the page cache")
     parser.add_argument("--isa", help="kernels to use; default: the best")
     parser.add_argument("--ignore-end", action="store_true", help="go on behind an end token")
     parser.add_argument("--print-ids", action="store_true", help="print the ids on stderr")
@@ -526,6 +564,11 @@ def run_command(args: argparse.Namespace) -> int:
         context_tokens=args.context,
         batch_tokens=args.batch,
         kv=args.kv,
+        residency=args.residency,
+        expert_slots=args.slots,
+        io_threads=args.io_threads,
+        prefetch_depth=args.prefetch,
+        direct_io=args.direct_io,
         isa=args.isa,
         verify=args.verify,
         lock=args.lock,

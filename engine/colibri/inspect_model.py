@@ -131,6 +131,8 @@ def _plan_lines(plan: MemoryPlan) -> Iterator[str]:
         f"memory plan: context {plan.context_tokens}, batch {plan.batch_tokens}, threads {plan.threads}, "
         f"KV cache {plan.kv}"
     )
+    slots = f", {plan.expert_slots} of {plan.max_expert_slots} expert slots" if plan.expert_slots else ""
+    yield f"  residency {plan.residency}{slots}"
     for name, size in plan.rows():
         yield f"  {name:<22}{_size(size)}"
 

@@ -7,15 +7,26 @@ exactly these buffers, so a plan made on the host is the peak on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from colibri._spec import (
+    DEFAULT_BATCH_TOKENS,
+    DEFAULT_CONTEXT_TOKENS,
+    DEFAULT_IO_THREADS,
+    DEFAULT_TEXT_BYTES,
+    DEFAULT_THREADS,
     GROUP_COLUMNS,
+    MAX_BATCH_TOKENS,
+    MAX_EXTENTS,
+    MAX_IO_THREADS,
+    MAX_SESSIONS,
+    MAX_THREADS,
     PANEL_ROWS,
     AttentionBlock,
     Code,
+    ExtentKind,
     FfnBlock,
     LayerBlock,
     ModelBlock,
@@ -25,6 +36,7 @@ from colibri._spec import (
     SharedBlock,
 )
 from colibri.errors import ColibriError
+from colibri.records import chunk_table_bytes
 
 if TYPE_CHECKING:
     from colibri.format import ModelFile
@@ -37,15 +49,13 @@ MODEL_BYTES = 16384
 SESSION_BYTES = 512
 STACK_BYTES = 256 * 1024
 PROCESS_BYTES = 4 * 1024 * 1024
-DEFAULT_CONTEXT_TOKENS = 2048
-DEFAULT_BATCH_TOKENS = 32
-DEFAULT_THREADS = 4
-DEFAULT_MAX_TEXT_BYTES = 65536
+READER_BYTES = 4096
+READ_BYTES = 64
+NEED_BYTES = 16
+CACHE_SLOT_BYTES = 16
+RESIDENCIES = ("auto", "resident", "stream", "mapped", "mapped-guarded")
 MERGE_SCRATCH_PER_BYTE = 24
 KV_ELEMENT_BYTES = {"f16": 2, "f32": 4}
-MAX_BATCH_TOKENS = 512
-MAX_SESSIONS = 64
-MAX_THREADS = 64
 
 
 @dataclass(frozen=True)
@@ -56,11 +66,13 @@ class FileSizes:
     records_bytes: int
     directory_bytes: int
     has_tokenizer: bool
+    experts_bytes: int = 0  # the experts section
+    slot_bytes: int = 0  # largest expert extent with its chunk table
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Run-time options; 0 means the default that colibri.h states."""
+    """Run-time options; 0 means the default that colibri.h states. Without budget nothing is refused."""
 
     context_tokens: int = 0
     batch_tokens: int = 0
@@ -68,6 +80,10 @@ class PlanOptions:
     threads: int = 0
     kv: str = "f16"
     max_text_bytes: int = 0
+    residency: str = "auto"
+    expert_slots: int = 0
+    io_threads: int = 0
+    budget_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,28 +95,44 @@ class MemoryPlan:
     threads: int
     max_sessions: int
     kv: str
+    residency: str
+    expert_slots: int
+    io_threads: int
+    max_expert_slots: int
     mapped_bytes: int
+    trunk_mapped_bytes: int
     kv_bytes: int
     activation_bytes: int
     table_bytes: int
+    slot_bytes: int
+    slots_bytes: int
     stack_bytes: int
+    io_stack_bytes: int
     arena_bytes: int
     process_bytes: int
     total_bytes: int
+    floor_bytes: int
+    recommended_bytes: int
 
     def rows(self) -> list[tuple[str, int]]:
         """(name, bytes) of every row, in the order of the document."""
         return [
             (name, int(getattr(self, f"{name}_bytes")))
             for name in (
+                "trunk_mapped",
                 "mapped",
                 "kv",
                 "activation",
                 "table",
+                "slot",
+                "slots",
                 "stack",
+                "io_stack",
                 "arena",
                 "process",
                 "total",
+                "recommended",
+                "floor",
             )
         ]
 
@@ -130,7 +162,12 @@ class _Shape:
     experts: int = 0  # X
     top_k: int = 1  # R
     layers: int = 0  # L
-    extents: int = 1
+    slots: int = 0  # A
+
+    @property
+    def extents(self) -> int:
+        """The global trunk, the trunk of each layer, the experts."""
+        return 1 + self.layers + self.slots
 
 
 def _measure(blocks: Iterable[object]) -> tuple[_Shape, list[AttentionBlock]]:
@@ -143,7 +180,6 @@ def _measure(blocks: Iterable[object]) -> tuple[_Shape, list[AttentionBlock]]:
             shape.context = block.context_tokens
         elif isinstance(block, LayerBlock):
             shape.layers += 1
-            shape.extents += 1
         elif isinstance(block, RopeBlock):
             shape.pairs += block.pairs
         elif isinstance(block, AttentionBlock):
@@ -159,7 +195,7 @@ def _measure(blocks: Iterable[object]) -> tuple[_Shape, list[AttentionBlock]]:
         if isinstance(block, MoeBlock):
             shape.experts = max(shape.experts, block.experts)
             shape.top_k = max(shape.top_k, block.top_k)
-            shape.extents += block.experts
+            shape.slots += block.experts
     if shape.layers == 0 or shape.hidden == 0:
         raise ColibriError(Code.RECORD, "plan: the records have no model or no layer block; verify the file first")
     return shape, attentions
@@ -205,21 +241,59 @@ def _activation(shape: _Shape, t: int, b: int, s: int, n: int) -> int:
     return s * session + scratch
 
 
+def _stream_activation(shape: _Shape, b: int) -> int:
+    """What experts in slots add to the row `activation`."""
+    buf = buffer_bytes
+    h, r, x = shape.hidden, shape.top_k, shape.experts
+    return (
+        buf(b * r * h)  # grouped inputs: values
+        + 2 * buf(4 * b * r * (h // GROUP_COLUMNS))  # scales, sums
+        + buf(NEED_BYTES * x)  # experts of a layer
+        + buf(4 * h)  # look-ahead: normed
+        + buf(h)  # quantised
+        + 2 * buf(4 * (h // GROUP_COLUMNS))
+        + buf(4 * up(x, PANEL_ROWS))  # router logits
+        + buf(4 * r)  # ids
+    )
+
+
+def _stream_table(shape: _Shape, slots: int) -> int:
+    """What experts in slots add to the row `table`."""
+    buf = buffer_bytes
+    cache = up(4 * shape.layers * shape.experts, 8) + CACHE_SLOT_BYTES * slots
+    return buf(READER_BYTES) + buf(READ_BYTES * slots) + buf(cache)
+
+
+def _most_slots(total: Callable[[int], int], most: int, budget: int) -> int:
+    """The largest number of slots in 1..most whose total is within the budget; 1 when none is."""
+    low, high = 1, most
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        low, high = (middle, high) if total(middle) <= budget else (low, middle - 1)
+    return min(low, most)
+
+
 def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> MemoryPlan:
-    """The memory plan of a model.
+    """The memory plan of a model; raises `budget` when it does not fit the budget that was given.
 
     blocks: the record stream in file order (dataclasses of colibri._spec).
     """
     shape, attentions = _measure(blocks)
-    if options.kv not in KV_ELEMENT_BYTES:
-        raise ColibriError(Code.ARGUMENT, f"plan: kv is {options.kv!r}; use one of {', '.join(KV_ELEMENT_BYTES)}")
+    for name, value, words in (("kv", options.kv, KV_ELEMENT_BYTES), ("residency", options.residency, RESIDENCIES)):
+        if value not in words:
+            raise ColibriError(Code.ARGUMENT, f"plan: {name} is {value!r}; use one of {', '.join(words)}")
     element = KV_ELEMENT_BYTES[options.kv]
     context = min(shape.context, DEFAULT_CONTEXT_TOKENS)
     t = _option("context_tokens", options.context_tokens, context, shape.context)
     b = _option("batch_tokens", options.batch_tokens, DEFAULT_BATCH_TOKENS, MAX_BATCH_TOKENS)
     s = _option("max_sessions", options.max_sessions, 1, MAX_SESSIONS)
     n = _option("threads", options.threads, DEFAULT_THREADS, MAX_THREADS)
-    text = options.max_text_bytes or DEFAULT_MAX_TEXT_BYTES
+    readers = _option("io_threads", options.io_threads, DEFAULT_IO_THREADS, MAX_IO_THREADS)
+    slots = _option("expert_slots", options.expert_slots, 0, MAX_EXTENTS)
+    budget = options.budget_bytes
+    if not 0 <= budget < 1 << 64:
+        raise ColibriError(Code.ARGUMENT, f"plan: budget_bytes is {budget}; the limit is 0..2^64 - 1, 0 for none")
+    text = options.max_text_bytes or DEFAULT_TEXT_BYTES
 
     buf = buffer_bytes
     kv = s * sum(
@@ -237,32 +311,84 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
     )
     if sizes.has_tokenizer:
         table += buf(MERGE_SCRATCH_PER_BYTE * text)
-    mapped = up(sizes.file_bytes, PAGE)
+    whole = up(sizes.file_bytes, PAGE)
+    trunk = whole - sizes.experts_bytes
     stack = (n - 1) * STACK_BYTES
-    arena = up(kv + activation + table, PAGE)
-    return MemoryPlan(
-        context_tokens=t,
-        batch_tokens=b,
-        threads=n,
-        max_sessions=s,
-        kv=options.kv,
-        mapped_bytes=mapped,
-        kv_bytes=kv,
-        activation_bytes=activation,
-        table_bytes=table,
-        stack_bytes=stack,
-        arena_bytes=arena,
-        process_bytes=PROCESS_BYTES,
-        total_bytes=mapped + arena + stack + PROCESS_BYTES,
+
+    def rows(stream: bool, slots: int) -> MemoryPlan:
+        rows_activation = activation + (_stream_activation(shape, b) if stream else 0)
+        rows_table = table + (_stream_table(shape, slots) if stream else 0)
+        mapped = trunk if stream else whole
+        io_stack = readers * STACK_BYTES if stream else 0
+        arena = up(kv + rows_activation + rows_table, PAGE) + slots * sizes.slot_bytes
+        return MemoryPlan(
+            context_tokens=t,
+            batch_tokens=b,
+            threads=n,
+            max_sessions=s,
+            kv=options.kv,
+            residency="stream" if stream else "resident",
+            expert_slots=slots,
+            io_threads=readers if stream else 0,
+            max_expert_slots=shape.slots,
+            mapped_bytes=mapped,
+            trunk_mapped_bytes=trunk,
+            kv_bytes=kv,
+            activation_bytes=rows_activation,
+            table_bytes=rows_table,
+            slot_bytes=sizes.slot_bytes,
+            slots_bytes=slots * sizes.slot_bytes,
+            stack_bytes=stack,
+            io_stack_bytes=io_stack,
+            arena_bytes=arena,
+            process_bytes=PROCESS_BYTES,
+            total_bytes=mapped + arena + stack + io_stack + PROCESS_BYTES,
+            floor_bytes=0,
+            recommended_bytes=0,
+        )
+
+    recommended = rows(False, 0).total_bytes
+    least = rows(True, min(1, shape.slots)).total_bytes
+    floor = min(least, recommended)
+    limit = budget or (1 << 64) - 1
+    mode = options.residency
+    if mode == "auto":
+        resident = least >= recommended or (slots == 0 and recommended <= limit)
+        mode = "resident" if resident else "stream"
+    if mode != "stream":
+        slots = 0
+    elif slots == 0:
+        slots = _most_slots(lambda count: rows(True, count).total_bytes, shape.slots, limit)
+    found = replace(
+        rows(mode == "stream", min(slots, shape.slots)),
+        residency=mode,
+        floor_bytes=floor,
+        recommended_bytes=recommended,
+    )
+    if found.total_bytes > limit:
+        raise ColibriError(
+            Code.BUDGET,
+            f"the plan needs {found.total_bytes} bytes (mapped {found.mapped_bytes}, arena {found.arena_bytes}), "
+            f"the budget is {budget}, the floor {floor}; lower context_tokens ({t}), batch_tokens ({b}), "
+            f"max_text_bytes ({text}) or expert_slots ({found.expert_slots})",
+        )
+    return found
+
+
+def file_sizes(file: ModelFile) -> FileSizes:
+    """What the plan needs to know about an open model file besides its records."""
+    experts = file.sections[Section.EXPERTS].size
+    slots = [e.size + chunk_table_bytes(e.size) for e in file.extents if e.kind == ExtentKind.EXPERT]
+    return FileSizes(
+        file_bytes=file.file_bytes,
+        records_bytes=file.sections[Section.RECORDS].size,
+        directory_bytes=file.sections[Section.DIRECTORY].size,
+        has_tokenizer=file.has_tokenizer,
+        experts_bytes=experts,
+        slot_bytes=max(slots, default=0),
     )
 
 
 def plan_file(file: ModelFile, options: PlanOptions | None = None) -> MemoryPlan:
     """The memory plan of an open model file."""
-    sizes = FileSizes(
-        file_bytes=file.file_bytes,
-        records_bytes=file.sections[Section.RECORDS].size,
-        directory_bytes=file.sections[Section.DIRECTORY].size,
-        has_tokenizer=file.has_tokenizer,
-    )
-    return plan(file.records.blocks(), sizes, options or PlanOptions())
+    return plan(file.records.blocks(), file_sizes(file), options or PlanOptions())
