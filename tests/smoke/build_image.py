@@ -5,6 +5,7 @@
 The folder holds
 
     Image           the kernel, from Debian's source with the fragments of configs/kernel/
+    Image.VARIANT   kernels that differ by the lines of configs/kernel/variants/VARIANT.cfg (no-advise)
     kernel.config   its configuration
     rootfs.cpio     the root file system: busybox, colibrictl, an init script (no compression)
     models.erofs    the models and their golden results, on a read-only disk of their own
@@ -33,7 +34,7 @@ from typing import Any
 
 from busybox import fetch_busybox
 from initramfs import smoke_entries, write_newc
-from kernel import FRAGMENT_FOLDER, build_kernel
+from kernel import FRAGMENT_FOLDER, Kernel, build_kernels
 from support import (
     REPOSITORY,
     BuildError,
@@ -47,6 +48,8 @@ MANIFEST_SCHEMA = 1
 DEFAULT_BOARD = REPOSITORY / "configs" / "boards" / "qemu-aarch64.toml"
 MODEL_PERMISSIONS = 0o644
 ELF_MAGIC = b"\x7fELF"
+VARIANT_FOLDER = FRAGMENT_FOLDER / "variants"
+VARIANTS = ("no-advise",)  # small enough to be built in every run of the tests
 # Any fixed value will do; it is the same for all our model disks.
 MODELS_UUID = "c011b410-0000-4000-8000-000000000001"
 
@@ -186,9 +189,8 @@ def build(*, colibrictl: Path, models: list[Path], board_path: Path, output: Pat
     if not program.startswith((ELF_MAGIC, b"#!")):
         raise BuildError(f"{colibrictl}: neither an ELF program nor a script")
     files = model_files(models)
-    kernel = build_kernel(board.fragments, board.vendor_fragments, jobs)
-    if kernel.built_seconds is None:
-        print(f"kernel: from the cache ({kernel.key})", flush=True)
+    kernels = image_kernels(board, jobs)
+    kernel = kernels.pop("")
     busybox = fetch_busybox()
 
     output.mkdir(parents=True, exist_ok=True)
@@ -208,6 +210,8 @@ def build(*, colibrictl: Path, models: list[Path], board_path: Path, output: Pat
     # Without a manifest the folder is not an image; it comes back as the last step.
     manifest_path.unlink(missing_ok=True)
     write_atomically(output / "Image", kernel.image.read_bytes())
+    for name, variant in kernels.items():
+        write_atomically(output / f"Image.{name}", variant.image.read_bytes())
     write_atomically(output / "kernel.config", kernel.config.read_bytes())
     write_atomically(output / "board.toml", board_path.read_bytes())
     entries = smoke_entries(
@@ -228,7 +232,7 @@ def build(*, colibrictl: Path, models: list[Path], board_path: Path, output: Pat
         print(f"models: writing {disk.name} with {len(files)} files", flush=True)
         build_models_disk(disk, files)
 
-    names = ["Image", "board.toml", "kernel.config", disk.name, "rootfs.cpio"]
+    names = ["Image", *(f"Image.{name}" for name in kernels), "board.toml", "kernel.config", disk.name, "rootfs.cpio"]
     manifest: dict[str, Any] = {
         "schema": MANIFEST_SCHEMA,
         "board": board.name,
@@ -244,6 +248,16 @@ def build(*, colibrictl: Path, models: list[Path], board_path: Path, output: Pat
     text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
     write_atomically(manifest_path, text.encode())
     return manifest
+
+
+def image_kernels(board: Board, jobs: int) -> dict[str, Kernel]:
+    """The kernel of the board (name "") and its variants."""
+    variants = {"": None, **{name: VARIANT_FOLDER / f"{name}.cfg" for name in VARIANTS}}
+    kernels = build_kernels(board.fragments, board.vendor_fragments, variants, jobs)
+    for name, kernel in kernels.items():
+        if kernel.built_seconds is None:
+            print(f"kernel: {name or board.name} from the cache ({kernel.key})", flush=True)
+    return kernels
 
 
 def _previous_manifest(path: Path) -> dict[str, Any]:
@@ -283,9 +297,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.kernel_only:
             board = load_board(options.board)
-            kernel = build_kernel(board.fragments, board.vendor_fragments, options.jobs)
+            kernels = image_kernels(board, options.jobs)
             fetch_busybox()
-            print(f"kernel: {kernel.image}")
+            print(f"kernel: {kernels[''].image}")
             return 0
         manifest = build(
             colibrictl=options.colibrictl,

@@ -102,11 +102,6 @@ def find_source() -> Path:
     raise BuildError(f"no kernel source: {preferred} does not exist; install it with: apt-get install linux-source-6.1")
 
 
-def build_kernel(fragments: list[Path], vendor_fragments: list[Path], jobs: int) -> Kernel:
-    """The kernel for these fragments, from the cache or newly built."""
-    return build_kernels(fragments, vendor_fragments, {"": None}, jobs)[""]
-
-
 def build_kernels(
     fragments: list[Path], vendor_fragments: list[Path], variants: Mapping[str, Path | None], jobs: int
 ) -> dict[str, Kernel]:

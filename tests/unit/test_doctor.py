@@ -288,7 +288,8 @@ def test_a_slow_governor_is_a_warning(machine: Callable[..., Report]) -> None:
 def test_large_read_ahead_is_a_warning(machine: Callable[..., Report], place: Path) -> None:
     device = place.stat().st_dev
     queue = f"sys/dev/block/{os.major(device)}:{os.minor(device)}"
-    check = machine({f"{queue}/queue/read_ahead_kb": "8192\n", f"{queue}/uevent": "MAJOR=1\nDEVNAME=mmcblk0\n"}, model=True)
+    changes = {f"{queue}/queue/read_ahead_kb": "8192\n", f"{queue}/uevent": "MAJOR=1\nDEVNAME=mmcblk0\n"}
+    check = machine(changes, model=True)
     assert check["read-ahead"].value.startswith("8192 KiB on mmcblk0")
     assert check["read-ahead"].severity == "warning"
     assert machine({f"{queue}/queue/read_ahead_kb": "128\n"}, model=True)["read-ahead"].severity == "ok"
