@@ -73,6 +73,10 @@ test-boot: setup ## inside the booted image
 test-host test-parity test-qemu-user test-boot: test-%:
 	@$(VENV)/python $(SUPPORT)/suites.py $*
 
+.PHONY: test-pages
+test-pages: setup setup-demo ## in images whose kernels have pages of 16 and 64 KiB; not part of test (two kernel builds)
+	@$(VENV)/python $(SUPPORT)/suites.py pages
+
 .PHONY: lint check-gen sanitizers clang reproducible fuzz
 lint: setup ## ruff, mypy --strict, generated files
 check-gen: setup ## generated files are what their sources say

@@ -28,7 +28,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ MANIFEST_SCHEMA = 1
 DEFAULT_BOARD = REPOSITORY / "configs" / "boards" / "qemu-aarch64.toml"
 MODEL_PERMISSIONS = 0o644
 ELF_MAGIC = b"\x7fELF"
+FILESYSTEMS = ("erofs", "ext4")  # the second where pages are larger: erofs of Linux 6.1 has blocks of one page
 VARIANT_FOLDER = FRAGMENT_FOLDER / "variants"
 VARIANTS = ("no-advise",)  # small enough to be built in every run of the tests
 # Any fixed value will do; it is the same for all our model disks.
@@ -87,8 +88,10 @@ def load_board(path: Path) -> Board:
     if data.get("arch") != "aarch64":
         raise BuildError(f"{path}: arch is {data.get('arch')!r}; the smoke image is for aarch64")
     filesystem = get("storage", "filesystem", str)
-    if filesystem != "erofs":
-        raise BuildError(f"{path}: [storage] filesystem is {filesystem!r}; the smoke image makes erofs")
+    if filesystem not in FILESYSTEMS:
+        raise BuildError(
+            f"{path}: [storage] filesystem is {filesystem!r}; the smoke image makes {' or '.join(FILESYSTEMS)}"
+        )
     return Board(
         path=path,
         name=str(data.get("name", path.stem)),
@@ -112,8 +115,7 @@ def golden_file(model: Path) -> Path | None:
 
 
 def build_models_disk(output: Path, files: list[Path]) -> None:
-    """Make the read-only disk: no compression, fixed identity, owners and times."""
-    require_tools([Tool("mkfs.erofs", "erofs-utils")])
+    """Make the read-only disk: no compression, fixed identity, owners and times. Its ending is its type."""
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".models-") as name:
         folder = Path(name) / "models"
         folder.mkdir(mode=0o755)
@@ -121,28 +123,46 @@ def build_models_disk(output: Path, files: list[Path]) -> None:
             target = folder / file.name
             _link_or_copy(file.resolve(), target)
         image = Path(name) / output.name
-        search = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
-        command = [
-            shutil.which("mkfs.erofs", path=search) or "mkfs.erofs",
-            "--quiet",
-            "--all-root",
-            "-x-1",  # no extended attributes
-            "-T0",
-            f"-U{MODELS_UUID}",
-            "-Enoinline_data",  # whole blocks: files can be mapped and read with O_DIRECT
-            str(image),
-            str(folder),
-        ]
+        make = {".erofs": _erofs_command, ".ext4": _ext4_command}[output.suffix]
         # With SOURCE_DATE_EPOCH set, mkfs.erofs keeps older times in spite of -T0.
         environment = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
         result = subprocess.run(
-            command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-        )
+            make(image, folder), check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=environment,
+        )  # fmt: skip
         if result.returncode != 0:
-            raise BuildError(f"{result.stdout}\nmkfs.erofs ended with code {result.returncode}")
+            raise BuildError(f"{result.stdout}\nmkfs ended with code {result.returncode}")
         with image.open("rb") as file_handle:
             os.fsync(file_handle.fileno())
         image.replace(output)
+
+
+def _program(name: str, package: str) -> str:
+    require_tools([Tool(name, package)])
+    search = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+    return shutil.which(name, path=search) or name
+
+
+def _erofs_command(image: Path, folder: Path) -> list[str]:
+    return [
+        _program("mkfs.erofs", "erofs-utils"),
+        "--quiet",
+        "--all-root",
+        "-x-1",  # no extended attributes
+        "-T0",
+        f"-U{MODELS_UUID}",
+        "-Enoinline_data",  # whole blocks: files can be mapped and read with O_DIRECT
+        str(image),
+        str(folder),
+    ]
+
+
+def _ext4_command(image: Path, folder: Path) -> list[str]:
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    options = ["-q", "-t", "ext4", "-b", "4096", "-O", "verity,^has_journal", "-m", "0", "-U", MODELS_UUID]
+    kib = size * 11 // 10 // 1024 + 4096  # tables and bitmaps
+    return [_program("mke2fs", "e2fsprogs"), *options, "-E", f"hash_seed={MODELS_UUID},root_owner=0:0",
+            "-d", str(folder), str(image), f"{kib}k"]  # fmt: skip
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
@@ -180,17 +200,25 @@ def model_files(models: list[Path]) -> list[Path]:
     return files
 
 
-def build(*, colibrictl: Path, models: list[Path], board_path: Path, output: Path, jobs: int) -> dict[str, Any]:
-    """Bring the image folder up to date and return its manifest."""
+def build(
+    *, colibrictl: Path, models: list[Path], board_path: Path, output: Path, jobs: int, variant: str = "",
+    filesystem: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Bring the image folder up to date and return its manifest.
+
+    variant: build the kernel with these lines in place of the board's; filesystem: of the models, not the board's.
+    """
     board = load_board(board_path)
+    if filesystem is not None:
+        board = replace(board, filesystem=filesystem)
     if not colibrictl.is_file():
         raise BuildError(f"{colibrictl}: no such file; build it with: make")
     program = colibrictl.read_bytes()
     if not program.startswith((ELF_MAGIC, b"#!")):
         raise BuildError(f"{colibrictl}: neither an ELF program nor a script")
     files = model_files(models)
-    kernels = image_kernels(board, jobs)
-    kernel = kernels.pop("")
+    kernels = image_kernels(board, (variant,) if variant else ("", *VARIANTS), jobs)
+    kernel = kernels.pop(variant)
     busybox = fetch_busybox()
 
     output.mkdir(parents=True, exist_ok=True)
@@ -210,8 +238,8 @@ def build(*, colibrictl: Path, models: list[Path], board_path: Path, output: Pat
     # Without a manifest the folder is not an image; it comes back as the last step.
     manifest_path.unlink(missing_ok=True)
     write_atomically(output / "Image", kernel.image.read_bytes())
-    for name, variant in kernels.items():
-        write_atomically(output / f"Image.{name}", variant.image.read_bytes())
+    for name, other in kernels.items():
+        write_atomically(output / f"Image.{name}", other.image.read_bytes())
     write_atomically(output / "kernel.config", kernel.config.read_bytes())
     write_atomically(output / "board.toml", board_path.read_bytes())
     entries = smoke_entries(
@@ -250,9 +278,9 @@ def build(*, colibrictl: Path, models: list[Path], board_path: Path, output: Pat
     return manifest
 
 
-def image_kernels(board: Board, jobs: int) -> dict[str, Kernel]:
-    """The kernel of the board (name "") and its variants."""
-    variants = {"": None, **{name: VARIANT_FOLDER / f"{name}.cfg" for name in VARIANTS}}
+def image_kernels(board: Board, names: Sequence[str], jobs: int) -> dict[str, Kernel]:
+    """The kernel of the board (name "") and variants of it."""
+    variants = {name: VARIANT_FOLDER / f"{name}.cfg" if name else None for name in names}
     kernels = build_kernels(board.fragments, board.vendor_fragments, variants, jobs)
     for name, kernel in kernels.items():
         if kernel.built_seconds is None:
@@ -285,6 +313,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--board", type=Path, default=DEFAULT_BOARD, metavar="FILE.toml")
     parser.add_argument("--output", type=Path, metavar="DIR", help="the image folder")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel compiler runs")
+    parser.add_argument("--variant", default="", metavar="NAME", help="a kernel of configs/kernel/variants/ instead")
+    parser.add_argument("--filesystem", choices=FILESYSTEMS, help="of the models disk (default: the board's)")
     parser.add_argument("--kernel-only", action="store_true", help="only fill the cache with kernel and busybox")
     options = parser.parse_args(argv)
     if not options.kernel_only:
@@ -297,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.kernel_only:
             board = load_board(options.board)
-            kernels = image_kernels(board, options.jobs)
+            kernels = image_kernels(board, ("", *VARIANTS), options.jobs)
             fetch_busybox()
             print(f"kernel: {kernels[''].image}")
             return 0
@@ -307,6 +337,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             board_path=options.board,
             output=options.output,
             jobs=options.jobs,
+            variant=options.variant,
+            filesystem=options.filesystem,
         )
     except BuildError as error:
         print(f"build_image: {error}", file=sys.stderr)

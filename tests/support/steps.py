@@ -218,6 +218,20 @@ def boot() -> list[Step]:
     ]
 
 
+def pages() -> list[Step]:
+    """Kernels with pages of 16 and 64 KiB: each builds for minutes, once (the cache keeps them)."""
+    made = []
+    for size in ("16k", "64k"):
+        folder = BUILD / f"image-pages-{size}"
+        image = [PYTHON, str(REPOSITORY / "tests" / "smoke" / "build_image.py"), "--variant", f"pages-{size}"]
+        image += ["--filesystem", "ext4", "--colibrictl", str(AARCH64 / "colibrictl")]
+        image += ["--model", str(MODELS / "tiny.colibri"), "--output", str(folder)]
+        tests = ["tests/boot/test_memory_boot.py", "tests/boot/test_inference_boot.py", "tests/boot/test_faults_boot.py"]
+        made.append(Step(f"image-{size}", image, counts=False, needed=True))
+        made.append(pytest(f"boot-{size}", *tests, f"--image={folder}", f"--boot-logs={BUILD / 'boot-logs'}"))
+    return [*setup()[1:4], *made]
+
+
 # name -> budget in minutes, steps
 SUITES: dict[str, tuple[float, Callable[[], list[Step]]]] = {
     "setup": (8, setup),
@@ -232,6 +246,7 @@ PARTS: dict[str, Callable[[], list[Step]]] = {
     "check-gen": check_gen,
     "sanitizers": sanitizers,
     "clang": clang,
+    "pages": pages,
     "reproducible": reproducible,
     "fuzz": lambda: [*sanitizers()[:1], *fuzz()],
 }
