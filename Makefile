@@ -95,6 +95,10 @@ planted: setup ## plant one bug at a time in a copy of the engine: the bit compa
 bench: engine ## kernel speeds of this machine
 	@build/host/checkkernels --bench
 
+.PHONY: bench-plan
+bench-plan: setup engine ## predictions of `colibri plan` against measurements, in control groups (as root)
+	@COLIBRI_LIBRARY=build/host/libcolibri.so PYTHONPATH=engine $(VENV)/python tests/bench/plan_grid.py
+
 .PHONY: dist
 dist: setup-build ## release tarball of engine/: dist/colibri-VERSION.tar.gz, the same bytes every time
 	@$(VENV)/python $(SUPPORT)/dist.py
