@@ -218,6 +218,18 @@ def _run(args: argparse.Namespace) -> int:
     return run_command(args)
 
 
+def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    from colibri.calibrate import add_calibrate_arguments
+
+    add_calibrate_arguments(parser)
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from colibri.calibrate import calibrate_command
+
+    return calibrate_command(args)
+
+
 def _golden_arguments(parser: argparse.ArgumentParser) -> None:
     try:
         from colibri.reference import add_golden_arguments
@@ -288,6 +300,13 @@ _COMMANDS: dict[str, tuple[str, str, _Arguments, _Command]] = {
         "and multiplications of a token and the board's bandwidths. Below the floor: exit code 4.",
         _plan_arguments,
         _plan,
+    ),
+    "calibrate": (
+        "record how experts are used on a text, in a new file",
+        "Run the model over a text and write a new file with a calibration profile: which experts are worth a slot "
+        "from the start, and what drift is measured against. A signature is left out: sign the new file.",
+        _calibrate_arguments,
+        _calibrate,
     ),
     "golden": (
         "write golden results with the numpy reference",

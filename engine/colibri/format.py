@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from colibri import _spec as spec
 from colibri._spec import Code, DType, ExtentKind, Layout, Role, Scope, Section
+from colibri.calibration import Profile, decode_profile
 from colibri.errors import ColibriError
 from colibri.files import open_regular
 from colibri.records import (
@@ -542,6 +543,13 @@ class ModelFile:
             ) from error
         return value if isinstance(value, dict) else {"value": value}
 
+    def calibration(self) -> Profile | None:
+        """How experts were used on a text, or None where the file does not say."""
+        if Section.CALIBRATION not in self.sections:
+            return None
+        data = self.section_bytes(Section.CALIBRATION)
+        return decode_profile(data, self.records, self.sections[Section.CALIBRATION].offset)
+
     def extent(self, layer: int | None, expert: int | None = None) -> ExtentEntry:
         """The trunk extent of `layer` (None = global), or that of one expert."""
         return self._extent_of[layer, expert]
@@ -593,7 +601,7 @@ class ModelFile:
         return self.read_extent(extent, entry.offset, entry.size, verify)
 
     def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
-        """Check every hash, the tokenizer, every padding byte and every scale and float weight.
+        """Check every hash, tokenizer, calibration, every padding byte and every scale and float weight.
 
         `progress` is called with the bytes of each extent when it is done.
         """
@@ -605,6 +613,7 @@ class ModelFile:
                 report.chunks += len(chunk_hashes(data))
             if kind == Section.TOKENIZER and kind in self.sections:
                 self._verify_tokenizer(data)
+        self.calibration()
         groups: dict[tuple[Scope, int | None], list[TensorEntry]] = {}
         for tensor in self.tensors:
             groups.setdefault((tensor.scope, tensor.layer), []).append(tensor)
