@@ -120,7 +120,7 @@ def model_work(model: ModelFile, kv: str = "f16") -> ModelWork:
 
 def profile_counts(model: ModelFile) -> list[list[int]] | None:
     """Counts of the calibration profile, [sparse layer][expert]; None when the file has none."""
-    reader = getattr(model, "calibration", None)
+    reader = getattr(model, "calibration", None)  # files of this package that have no such section yet
     profile = reader() if callable(reader) else None
     counts = getattr(profile, "counts", None)
     return None if counts is None else [list(map(int, layer)) for layer in counts]
@@ -270,7 +270,10 @@ def _finish(m: Machine, present: float, missing: float, one: float, extent: int)
     if missing <= 0:
         return present
     load = m.read_seconds(missing, extent)
-    return max(load + one, present + missing * one)
+    compute = present + missing * one
+    # Verifying takes processors from computing when there are no others.
+    work = (compute * m.threads + missing * extent * m.hash_seconds) / m.cores
+    return max(load + one, compute, work)
 
 
 def decode_seconds(work: ModelWork, m: Machine, position: int, hits: Sequence[float] | None) -> Seconds:

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import json
+import subprocess
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 from colibri._spec import Code
+from colibri.cli import main
 from colibri.engine import Engine
 from colibri.errors import ColibriError
 from colibri.format import open_model
 from colibri.plan import FileSizes, MemoryPlan, PlanOptions, buffer_bytes, plan, plan_file, up
+from native_cases import program
 from synthetic import REFERENCE_ONLY, SHAPES, Shape, records_of, write_model
 
 SIZES = FileSizes(
@@ -238,3 +242,48 @@ def test_the_engine_chooses_the_same_mode_and_slots_for_every_budget(tmp_path: P
                 except ColibriError as error:
                     found = (error.code, error.message)
                 assert found == expected
+
+
+def info(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`colibrictl info` of the native build."""
+    command = [program("colibrictl"), "info", path, "--threads", "1", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_info_prints_mode_slots_floor_and_recommended_for_a_budget(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.colibri", SHAPES["mixtral"])
+    with open_model(path) as file:
+        floor = plan_file(file, PlanOptions(threads=1)).floor_bytes
+        for more in (0, 100_000, 1 << 30):
+            expected = plan_file(file, PlanOptions(threads=1, budget_bytes=floor + more))
+            done = info(path, "--json", "--budget", str(floor + more))
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)["plan"] == asdict(expected)
+            text = info(path, "--budget", str(floor + more)).stdout
+            for name in ("residency", "expert_slots", "floor_bytes", "recommended_bytes"):
+                assert f"  {name:<18} {getattr(expected, name)}\n" in text
+
+
+def test_info_below_the_floor_exits_with_4_and_the_number(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.colibri", SHAPES["mixtral"])
+    with open_model(path) as file:
+        floor = plan_file(file, PlanOptions(threads=1)).floor_bytes
+    done = info(path, "--budget", str(floor - 1))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert f"the budget is {floor - 1}, the floor {floor}" in done.stderr
+    assert "(error -50 budget" in done.stderr
+
+
+def test_inspect_and_info_print_the_same_plan_for_every_mode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_model(tmp_path / "m.colibri", SHAPES["qwen2"])
+    for arguments in (
+        ("--residency", "stream", "--slots", "2", "--io-threads", "3"),
+        ("--residency", "mapped-guarded", "--context", "20"),
+        ("--budget", "64M", "--kv", "f32", "--batch", "5"),
+    ):
+        done = info(path, "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        assert main(["inspect", str(path), "--json", "--threads", "1", *arguments]) == 0
+        assert json.loads(capsys.readouterr().out)["plan"] == json.loads(done.stdout)["plan"]
