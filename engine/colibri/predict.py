@@ -143,16 +143,20 @@ def popularity(work: ModelWork) -> list[list[float]]:
     return found
 
 
-def hit_rate(work: ModelWork, slots: int) -> float:
-    """Share of a token's experts that are in memory when the most popular ones are.
+def layer_hits(work: ModelWork, slots: int) -> list[float]:
+    """Share of a token's experts that are in memory, by layer, when the most popular ones of the model are.
 
     With all experts equally likely this is slots / experts, whatever the replacement policy.
     """
-    if slots >= work.expert_count:
-        return 1.0
-    chances = sorted((p for layer in popularity(work) for p in layer), reverse=True)
-    total = sum(chances)
-    return sum(chances[:slots]) / total if total else 1.0
+    if work.profile is None:
+        return [min(1.0, slots / work.expert_count) if w.experts else 1.0 for w in work.layers]
+    chances = popularity(work)
+    cells = sorted(((p, layer) for layer, row in enumerate(chances) for p in row), reverse=True)
+    present = [0.0] * len(chances)
+    for p, layer in cells[:slots]:
+        present[layer] += p
+    rates = iter([min(1.0, have / sum(row)) for have, row in zip(present, chances, strict=True)])
+    return [next(rates) if w.experts else 1.0 for w in work.layers]
 
 
 def _distinct(chances: Sequence[float], tokens: int) -> float:
@@ -356,20 +360,14 @@ class Prediction:
     first_token_warm: dict[int, float]
 
 
-def _layer_hits(work: ModelWork, slots: int, forced: float | None) -> tuple[list[float], str]:
-    """Hit rate of every layer when the most popular experts of the model are in memory."""
+def _hits(work: ModelWork, plan: MemoryPlan, forced: float | None) -> tuple[list[float] | None, str]:
+    """Hit rate of every layer and where it comes from."""
+    if plan.residency != "stream":
+        return None, "all experts in memory"
     if forced is not None:
         return [forced] * len(work.layers), "given"
-    chances = popularity(work)
-    cells = sorted(((p, layer) for layer, row in enumerate(chances) for p in row), reverse=True)
-    if work.profile is None:
-        even = min(1.0, slots / max(1, work.expert_count))
-        return [even] * len(work.layers), "assumed: every expert equally likely"
-    present = [0.0] * len(chances)
-    for p, layer in cells[:slots]:
-        present[layer] += p
-    rates = iter([have / sum(row) for have, row in zip(present, chances, strict=True)])
-    return [next(rates) if w.experts else 1.0 for w in work.layers], "calibration profile of the model"
+    source = "assumed: every expert equally likely" if work.profile is None else "calibration profile of the model"
+    return layer_hits(work, plan.expert_slots), source
 
 
 def predict(
@@ -383,13 +381,11 @@ def predict(
     """Predict decoding behind `position` tokens and the time to the first token of some prompts."""
     m = machine(board, storage, plan)
     position = min(position, plan.context_tokens - 1)
-    stream = plan.residency == "stream"
-    hits, source = _layer_hits(work, plan.expert_slots, hit) if stream else (None, "all experts in memory")
+    hits, source = _hits(work, plan, hit)
     seconds = decode_seconds(work, m, position, hits)
-    misses = sum((1 - hits[i]) * w.top_k for i, w in enumerate(work.layers)) if hits is not None else 0.0
-    flash = (
-        sum((1 - hits[i]) * w.top_k * w.extent_bytes for i, w in enumerate(work.layers)) if hits is not None else 0.0
-    )
+    missed = [0.0 if hits is None else (1 - hits[i]) * w.top_k for i, w in enumerate(work.layers)]
+    misses = sum(missed)
+    flash = sum(count * w.extent_bytes for count, w in zip(missed, work.layers, strict=True))
     routed = sum(w.top_k for w in work.layers)
     lengths = [n for n in PROMPT_LENGTHS if n <= plan.context_tokens]
     return Prediction(

@@ -246,7 +246,7 @@ def test_the_engine_chooses_the_same_mode_and_slots_for_every_budget(tmp_path: P
 
 def info(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`colibrictl info` of the native build."""
-    command = [program("colibrictl"), "info", path, "--threads", "1", *arguments]
+    command: list[str | Path] = [program("colibrictl"), "info", path, "--threads", "1", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 

@@ -24,7 +24,7 @@ from colibri.predict import (
     ModelWork,
     Work,
     decode_seconds,
-    hit_rate,
+    layer_hits,
     model_work,
     predict,
     prompt_seconds,
@@ -110,16 +110,24 @@ def test_slow_requests_overlap_as_far_as_there_are_readers() -> None:
 
 @pytest.mark.parametrize(("slots", "rate"), [(0, 0.0), (1, 0.125), (4, 0.5), (8, 1.0), (9, 1.0)])
 def test_without_a_profile_the_hit_rate_is_the_share_of_slots(slots: int, rate: float) -> None:
-    assert hit_rate(toy(), slots) == rate
+    assert layer_hits(toy(), slots) == [rate, rate]
+
+
+def test_dense_layers_always_hit() -> None:
+    work = toy()
+    work.layers.insert(0, LayerWork())
+    assert layer_hits(work, 2) == [1.0, 0.25, 0.25]
+    work.profile = [[1, 1, 1, 1], [1, 1, 1, 1]]
+    assert layer_hits(work, 8) == [1.0, 1.0, 1.0]
 
 
 def test_a_profile_keeps_the_popular_experts() -> None:
-    work = toy(profile=[[6, 2, 0, 0], [2, 2, 2, 2]])
-    # chances 1 (capped at certain), 0.5, 0, 0 and four times 0.5
-    assert hit_rate(work, 1) == pytest.approx(1 / 3.5)
-    assert hit_rate(work, 2) == pytest.approx(1.5 / 3.5)
-    assert hit_rate(work, 6) == pytest.approx(1.0)
-    assert predicting.popularity(work) == [[1.0, 0.5, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5]]
+    work = toy(profile=[[6, 2, 0, 0], [3, 2, 2, 1]])
+    # chances 1 (capped at certain), 0.5, 0, 0 and 0.75, 0.5, 0.5, 0.25
+    assert predicting.popularity(work) == [[1.0, 0.5, 0.0, 0.0], [0.75, 0.5, 0.5, 0.25]]
+    assert layer_hits(work, 1) == pytest.approx([1 / 1.5, 0])
+    assert layer_hits(work, 2) == pytest.approx([1 / 1.5, 0.75 / 2])
+    assert layer_hits(work, 6) == pytest.approx([1.0, 1.0])
 
 
 def test_a_profile_that_does_not_fit_the_layer_is_not_used() -> None:
