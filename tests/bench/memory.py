@@ -23,7 +23,7 @@ from typing import Any
 
 from cgroups import Group, GroupError, ReadAhead
 from isolation import CommandError, evict, read_whole, run
-from peer import Peer, PeerError
+from peer import Peer, PeerError, wanted
 from results import Results, figure, options
 from shapes import SHAPES, colibri_file, gguf_file
 
@@ -234,6 +234,7 @@ def main() -> int:
     unknown = [part for part in arguments.parts if part not in functions]
     if unknown:
         parser.error(f"no part {unknown[0]!r}, known: {', '.join(PARTS)}")
+    arguments.no_peer = not wanted(arguments.no_peer)
     bench = Bench(arguments)
     try:
         for part in arguments.parts:

@@ -65,6 +65,18 @@ def install() -> Path:
     return python()
 
 
+def wanted(no_peer: bool) -> bool:
+    """Whether to compare; says how to get the peer when it is not there."""
+    if no_peer:
+        return False
+    try:
+        python()
+    except PeerError as error:
+        print(f"peer: not compared with llama.cpp: {error}", file=sys.stderr)
+        return False
+    return True
+
+
 def describe() -> str:
     """Version of the peer."""
     code = "import importlib.metadata as m; print('llama-cpp-python', m.version('llama-cpp-python'))"

@@ -101,7 +101,7 @@ def markdown(data: dict[str, Any]) -> str:
 def options(description: str) -> argparse.ArgumentParser:
     """What the programs of this folder have in common."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--colibrictl", type=Path, default=COLIBRICTL)
+    parser.add_argument("--colibrictl", type=lambda text: Path(text).resolve(), default=COLIBRICTL)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--again", action="store_true", help="measure rows that are there already")
     parser.add_argument("--no-peer", action="store_true", help="without llama.cpp")

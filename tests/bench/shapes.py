@@ -42,6 +42,7 @@ GENERATOR = 3  # part of every digest: raise it when the bytes of a shape change
 POOL_BLOCKS = 131_071  # prime: a tensor that goes round the pool never meets itself in step
 INT4_DEVIATION = 4.3205  # of a uniform value of -7..7
 INT8_DEVIATION = 73.32  # of a uniform value of -127..127
+VERSION = [spec.VERSION_MAJOR, spec.VERSION_MINOR]  # of the container
 U8 = NDArray[np.uint8]
 
 
@@ -251,7 +252,7 @@ def _say(path: Path, start: float) -> None:
 
 
 def _digest(*words: object) -> str:
-    text = json.dumps([GENERATOR, spec.VERSION_MAJOR, spec.VERSION_MINOR, *words], sort_keys=True, default=str)
+    text = json.dumps([GENERATOR, *words], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -259,7 +260,7 @@ def colibri_file(name: str, recipe: str = "matched") -> Path:
     """The shape as a `.colibri` file, written when it is not in the cache."""
     shape = SHAPES[name]
     choice = precision(shape, recipe)
-    path = cache_folder() / f"{name}-{recipe}-{_digest(asdict(shape), choice.names())}.colibri"
+    path = cache_folder() / f"{name}-{recipe}-{_digest(VERSION, asdict(shape), choice.names())}.colibri"
     if path.exists():
         return path
     start = time.monotonic()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from isolation import read_whole, run
-from peer import Peer, describe
+from peer import Peer, describe, wanted
 from results import Results, options, spread
 from shapes import RECIPES, SHAPES, active_bytes, colibri_file, gguf_file
 
@@ -119,6 +119,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     results = Results(arguments.results, arguments.again)
+    arguments.no_peer = not wanted(arguments.no_peer)
     if not arguments.no_peer:
         results.data["peer"] = describe()
     for name in arguments.shapes:
