@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The calibration section of a .colibri file (docs/format.md): how experts were used on a text.
+"""The calibration section of a .colibri file (docs/format.md, 10): how experts were used on a text.
 
 Standard library only. Written from the document, as the C reader is; both give the same code.
 """
