@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: MIT */
+#include "answer.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../src/spec.h"
+#include "output.h"
+#include "request.h"
+
+/* colibri_utf8_feed asks for three bytes per byte of a token, and 16 */
+#define PIECE_BYTES (3u * CB_MAX_TOKEN_BYTES + 16u)
+/* A line: every byte of a piece and of an id may become \u00xx, beside fixed words. */
+#define LINE_BYTES (6u * (PIECE_BYTES + CTL_REQUEST_ID_BYTES) + 512u)
+
+struct line {
+    char text[LINE_BYTES];
+    size_t length;
+};
+
+static void put_bytes(struct line *line, const char *bytes, size_t count)
+{
+    if (count <= sizeof line->text - line->length) {
+        memcpy(line->text + line->length, bytes, count);
+        line->length += count;
+    }
+}
+
+static void put(struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void put(struct line *line, const char *format, ...)
+{
+    char text[256];
+    va_list args;
+
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    put_bytes(line, text, strlen(text));
+}
+
+/* The bytes are UTF-8: of a token they come through colibri_utf8_feed, of an id through the parser. */
+static void put_string(struct line *line, const char *text, size_t length)
+{
+    put_bytes(line, "\"", 1);
+    for (size_t i = 0; i < length; i++) {
+        unsigned char c = (unsigned char)text[i];
+
+        if (c == '"' || c == '\\') {
+            put(line, "\\%c", c);
+        } else if (c < 0x20 || c == 0x7F) {
+            put(line, "\\u%04x", (unsigned)c);
+        } else {
+            put_bytes(line, text + i, 1);
+        }
+    }
+    put_bytes(line, "\"", 1);
+}
+
+static void begin(struct line *line, const struct ctl_answer *answer)
+{
+    line->length = 0;
+    put(line, "{\"id\":");
+    put_string(line, answer->id, strlen(answer->id));
+}
+
+static int finish(struct line *line, struct ctl_answer *answer, colibri_error *error)
+{
+    int code;
+
+    put(line, "}\n");
+    code = ctl_write(answer->fd, line->text, line->length, error);
+    answer->broken = code != 0;
+    return code;
+}
+
+static int write_piece(struct ctl_answer *answer, const char *text, size_t length,
+                       colibri_error *error)
+{
+    struct line line;
+
+    if (length == 0) {
+        return 0;
+    }
+    begin(&line, answer);
+    put(&line, ",\"text\":");
+    put_string(&line, text, length);
+    return finish(&line, answer, error);
+}
+
+int ctl_answer_token(void *context, int32_t id, colibri_error *error)
+{
+    struct ctl_answer *answer = context;
+    char text[PIECE_BYTES];
+    size_t length = 0, written = 0;
+    const char *bytes = colibri_token_bytes(answer->model, id, &length);
+
+    if (bytes == NULL || colibri_token_is_end(answer->model, id) != 0 ||
+        colibri_token_is_special(answer->model, id) != 0) {
+        return 0;
+    }
+    if (colibri_utf8_feed(&answer->utf8, bytes, length, text, sizeof text, &written) != 0) {
+        error->code = COLIBRI_ERR_INTERNAL;
+        error->offset = -1;
+        (void)snprintf(error->message, sizeof error->message, "token %d has %zu bytes, more than %u",
+                       (int)id, length, CB_MAX_TOKEN_BYTES);
+        return error->code;
+    }
+    return write_piece(answer, text, written, error);
+}
+
+int ctl_answer_done(struct ctl_answer *answer, const struct ctl_generation *g, colibri_error *error)
+{
+    struct line line;
+    char held[16], hex[CTL_HEX_BYTES];
+    size_t length = colibri_utf8_flush(&answer->utf8, held, sizeof held);
+    int code = write_piece(answer, held, length, error);
+
+    if (code != 0) {
+        return code;
+    }
+    begin(&line, answer);
+    put(&line, ",\"done\":\"%s\",\"prompt_tokens\":%zu,\"tokens\":%u", g->ended ? "end" : "length",
+        g->prompt_tokens, (unsigned)g->generated);
+    ctl_hex(g->logits_sha256, hex);
+    put(&line, ",\"logits_sha256\":\"%s\"", hex);
+    return finish(&line, answer, error);
+}
+
+int ctl_answer_error(struct ctl_answer *answer, const colibri_error *failure, colibri_error *error)
+{
+    const char *message = failure->message[0] != '\0' ? failure->message
+                                                      : colibri_strerror(failure->code);
+    struct line line;
+
+    begin(&line, answer);
+    put(&line, ",\"error\":%d,\"name\":\"%s\",\"message\":", (int)failure->code,
+        ctl_code_name(failure->code));
+    put_string(&line, message, strlen(message));
+    return finish(&line, answer, error);
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT */
+/* The answers of docs/protocol.md: flat JSON objects, one per line, to a file descriptor. */
+#ifndef CTL_ANSWER_H
+#define CTL_ANSWER_H
+
+#include <stdbool.h>
+
+#include "colibri.h"
+#include "generate.h"
+
+struct ctl_answer {
+    int fd;
+    const colibri_model *model;
+    const char *id; /* of the request; empty: it had none */
+    colibri_utf8 utf8;
+    bool broken;    /* a write failed: nobody reads */
+};
+
+/* emit of struct ctl_generation: the text of one token, when it completes characters. */
+int ctl_answer_token(void *answer, int32_t id, colibri_error *error);
+/* Text that is still held, and the last line. Each returns 0 or a negative code: nobody reads. */
+int ctl_answer_done(struct ctl_answer *answer, const struct ctl_generation *g, colibri_error *error);
+int ctl_answer_error(struct ctl_answer *answer, const colibri_error *failure, colibri_error *error);
+
+#endif
