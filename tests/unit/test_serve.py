@@ -272,7 +272,7 @@ def test_lines_that_come_in_pieces_are_put_together(tiny: Path) -> None:
             process.stdin.write(line[at : at + 7])
             process.stdin.flush()
             time.sleep(0.002)
-        answers = []
+        answers: list[dict[str, Any]] = []
         while not answers or "done" not in answers[-1]:
             answers.append(json.loads(process.stdout.readline()))
         assert answers[-1]["id"] == "p"
