@@ -323,6 +323,20 @@ static int open_tokenizer(colibri_model *m, colibri_error *error)
     return code;
 }
 
+static int open_calibration(colibri_model *m, colibri_error *error)
+{
+    const struct cb_section *s = &m->container.sections[CB_SECTION_CALIBRATION];
+    int code;
+
+    if (!s->present)
+        return 0;
+    code = cb_verify_section(&m->container, CB_SECTION_CALIBRATION, error);
+    if (code == 0)
+        code = cb_calibration_open(&m->calibration, m->file.base + s->offset, (size_t)s->size,
+                                   s->offset, m, error);
+    return code;
+}
+
 static int finish(colibri_model *m, const struct opening *o, colibri_error *error)
 {
     int code;
@@ -331,6 +345,8 @@ static int finish(colibri_model *m, const struct opening *o, colibri_error *erro
     code = cb_model_check_support(m, error);
     if (code == 0)
         code = open_tokenizer(m, error);
+    if (code == 0)
+        code = open_calibration(m, error);
     if (code == 0)
         code = cb_pool_start(&m->pool, m->plan.threads, error);
     if (code == 0)

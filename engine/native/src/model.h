@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "arena.h"
+#include "calibration.h"
 #include "colibri.h"
 #include "directory.h"
 #include "format.h"
@@ -118,6 +119,7 @@ struct colibri_model {
     uint32_t max_text_bytes;
     uint32_t has_tokenizer;
     struct cb_tokenizer tokenizer;
+    struct cb_calibration calibration; /* layer_count 0: there is none */
     void *merge_scratch;
     const struct cb_kernels *kernels;
     struct cb_pool pool;
