@@ -206,7 +206,7 @@ def qemu_user() -> list[Step]:
         engine("arm", "--cross-compile=arm-linux-gnueabihf-", "--ldflags=-static", WERROR),
         meson_tests("c-tests-arm", ARM),
         *(checkkernels_on(cpu) for cpu in ("cortex-a53", "cortex-a76")),
-        pytest("one-bit-aarch64", "tests/unit/test_onebit.py", "-k", EMULATED),
+        pytest("one-bit-aarch64", "tests/unit/test_onebit.py", "tests/unit/test_signing.py", "-k", EMULATED),
     ]
 
 

@@ -9,6 +9,7 @@
 #include "model.h"
 #include "options.h"
 #include "output.h"
+#include "verity.h"
 
 #define NAME "info"
 
@@ -132,11 +133,21 @@ static void put_truth(struct writer *w, const char *name, bool truth)
 
 static void put_build(struct writer *w, const struct facts *facts)
 {
+    uint8_t key_id[32];
+    char key[CTL_HEX_BYTES];
+    int support = colibri_signature_support(key_id);
+
     begin_object(w, "build");
     put_text(w, "build_info", colibri_build_info());
     put_text(w, "version", colibri_version());
     put_number(w, "abi_version", colibri_abi_version());
     put_number(w, "format_version", CB_VERSION_MAJOR);
+    put_text(w, "forced", colibri_build_forced());
+    put_text(w, "signatures", support == 0 ? "no" : support == 1 ? "yes" : "yes, of one key");
+    if (support == 2) {
+        ctl_hex(key_id, key);
+        put_text(w, "trusted_key_id", key);
+    }
     put_text(w, "isas_compiled", colibri_isas_compiled());
     put_text(w, "isas_available", colibri_isas_available());
     if (facts != NULL) {
@@ -148,10 +159,24 @@ static void put_build(struct writer *w, const struct facts *facts)
 static void put_model(struct writer *w, const struct facts *facts)
 {
     const colibri_model_info *info = &facts->info;
+    struct cb_verity_digest verity_digest;
+    enum cb_verity verity = cb_verity_of_path(facts->path, &verity_digest);
+    char key[CTL_HEX_BYTES];
+    char digest[CB_VERITY_TEXT_BYTES];
 
     begin_object(w, "model");
     put_text(w, "file", facts->path);
     put_text(w, "root", facts->root);
+    put_text(w, "signature", ctl_signature_name(facts->report.signature));
+    if (facts->report.signature != COLIBRI_SIGNATURE_NONE) {
+        ctl_hex(facts->report.key_id, key);
+        put_text(w, "key_id", key);
+    }
+    put_text(w, "fs_verity", cb_verity_name(verity));
+    if (verity == CB_VERITY_ON) {
+        cb_verity_text(&verity_digest, digest);
+        put_text(w, "fs_verity_digest", digest);
+    }
     put_text(w, "family", family_name(info->family));
     put_number(w, "parameters", info->parameters);
     put_number(w, "layers", info->layers);

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* colibrictl verify: every byte of a model file against its root hash, and who signed it. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
-#include <unistd.h>
 
 #include "commands.h"
 #include "model.h"
@@ -38,25 +35,12 @@ static const char verify_notes[] =
     "  colibrictl verify model.colibri\n"
     "  colibrictl verify model.colibri --public-key key.pub.pem --json\n";
 
-static enum cb_verity verity_of(const char *path, struct cb_verity_digest *digest)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    enum cb_verity state = CB_VERITY_ERROR;
-
-    *digest = (struct cb_verity_digest){ .error = errno };
-    if (fd >= 0) {
-        state = cb_verity_state(fd, digest);
-        (void)close(fd);
-    }
-    return state;
-}
-
 static int print_verified(const char *path, const colibri_model *model, bool json)
 {
     colibri_model_info info = { .struct_size = sizeof info };
     colibri_report report = { .struct_size = sizeof report };
     struct cb_verity_digest verity;
-    enum cb_verity state = verity_of(path, &verity);
+    enum cb_verity state = cb_verity_of_path(path, &verity);
     char root[CTL_HEX_BYTES], key[CTL_HEX_BYTES];
     char digest[CB_VERITY_TEXT_BYTES] = "";
     bool is_signed;

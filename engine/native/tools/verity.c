@@ -2,6 +2,7 @@
 #include "verity.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -67,6 +68,19 @@ enum cb_verity cb_verity_state(int fd, struct cb_verity_digest *digest)
         memcpy(digest->digest, arguments.digest, arguments.size);
     }
     return CB_VERITY_ON;
+}
+
+enum cb_verity cb_verity_of_path(const char *path, struct cb_verity_digest *digest)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    enum cb_verity state = CB_VERITY_ERROR;
+
+    *digest = (struct cb_verity_digest){ .error = errno, .algorithm = "unknown" };
+    if (fd >= 0) {
+        state = cb_verity_state(fd, digest);
+        (void)close(fd);
+    }
+    return state;
 }
 
 int cb_verity_enable(int fd)

@@ -25,6 +25,7 @@ struct cb_verity_digest {
 
 /* `digest` may be NULL; it is filled when the answer is CB_VERITY_ON. */
 enum cb_verity cb_verity_state(int fd, struct cb_verity_digest *digest);
+enum cb_verity cb_verity_of_path(const char *path, struct cb_verity_digest *digest);
 /* Seals a file that nobody has open for writing (SHA-256, blocks of one page): 0 or errno. fd is
  * read-only. Takes as long as reading the file. */
 int cb_verity_enable(int fd);
