@@ -19,6 +19,7 @@ static const float *as_floats(const uint8_t *data)
 static void bind_matrix(struct cb_matrix *w, const struct cb_tensor *t, const uint8_t *data)
 {
     w->data = data;
+    w->offset = (size_t)t->offset;
     w->rows = t->rows;
     w->columns = t->columns;
     w->dtype = t->dtype;
@@ -118,7 +119,7 @@ static void bind_tensor(const colibri_model *m, struct cb_layer *l, const struct
 {
     int expert = t->scope == CB_SCOPE_EXPERT;
     uint32_t *range = expert ? l->expert_tensors : l->trunk_tensors;
-    const uint8_t *data = tensor_data(m, t, expert ? l->expert_extent : l->trunk_extent);
+    const uint8_t *data = expert ? NULL : tensor_data(m, t, l->trunk_extent);
     struct cb_matrix *matrix = layer_matrix(l, t->role);
     const float **vector = layer_vector(l, t->role);
 
@@ -160,6 +161,8 @@ static void bind_layer(const colibri_model *m, struct cb_layer *l, uint32_t *ext
         *extent += moe->experts;
         cb_directory_extent(&m->directory, l->expert_extent, &e);
         l->expert_stride = e.size + cb_chunk_table_bytes(e.size);
+        l->expert_offset = e.offset;
+        l->experts = cb_is_streamed(m) ? NULL : m->file.base + e.offset;
     }
 }
 

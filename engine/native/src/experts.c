@@ -54,25 +54,48 @@ static void assign_slots(struct cb_pass *p)
     s->starts[0] = 0;
 }
 
-static uint32_t expert_tokens(const struct cb_pass *p, uint32_t expert)
-{
-    const struct cb_scratch *s = &p->m->scratch;
+/* The experts of this stage: of the layer, or (stream) the ones that the layer needs. */
+struct part {
+    uint32_t tokens, slot; /* the choices it computes: [slot, slot + tokens) */
+    const uint8_t *base;   /* its extent; NULL for a dense FFN, whose matrices have addresses */
+};
 
-    return p->dense ? (uint32_t)p->tokens : s->starts[expert + 1] - s->starts[expert];
+static uint32_t part_count(const struct cb_pass *p)
+{
+    if (p->dense)
+        return 1;
+    return cb_is_streamed(p->m) ? p->m->residency.need_count : p->l->r.moe.experts;
 }
 
-static uint32_t first_slot(const struct cb_pass *p, uint32_t expert)
+/* tokens 0: nothing to do. */
+static struct part part_at(const struct cb_pass *p, uint32_t index)
 {
-    return p->dense ? 0 : p->m->scratch.starts[expert];
+    const struct cb_residency *r = &p->m->residency;
+    struct part part = {(uint32_t)p->tokens, 0, NULL};
+
+    if (p->dense)
+        return part;
+    if (cb_is_streamed(p->m)) {
+        const struct cb_need *n = &r->needs[index];
+
+        if (n->state != CB_NEED_RUNNING) {
+            part.tokens = 0;
+            return part;
+        }
+        part.base = r->slots + n->slot * r->slot_bytes;
+        index = n->expert;
+    } else {
+        part.base = p->l->experts + index * p->l->expert_stride;
+    }
+    part.slot = p->m->scratch.starts[index];
+    part.tokens = p->m->scratch.starts[index + 1] - part.slot;
+    return part;
 }
 
-static uint32_t expert_count(const struct cb_pass *p)
-{
-    return p->dense ? 1 : p->l->r.moe.experts;
-}
-
-/* Inputs of experts that see several tokens, one after another in the memory of the outputs, which
- * is free until `down` runs. */
+/* Inputs of experts that see several tokens, one after another: in the memory of the outputs, which
+ * is free until `down` runs, or (stream, where one expert's `down` runs while the inputs of others
+ * are still needed) quantised in memory of their own. Floats may stay: a slot's input and output
+ * have the same place. */
 static int step_group(void *context, unsigned index, unsigned count)
 {
     struct cb_pass *p = context;
@@ -108,6 +131,8 @@ static int group_inputs(struct cb_pass *p)
     p->slots.q.q = q;
     p->slots.q.d = (float *)(void *)(q + slots * hidden);
     p->slots.q.s = (int32_t *)(void *)(p->slots.q.d + slots * (hidden / CB_GROUP_COLUMNS));
+    if (cb_is_streamed(p->m))
+        p->slots.q = p->m->residency.grouped;
     /* One token needs no copy; a gate and an up of different kinds would need two. */
     p->grouped = p->tokens > 1 &&
                  (!mlp->gated || cb_is_quantized(mlp->gate.dtype) == cb_is_quantized(mlp->up.dtype));
@@ -116,12 +141,12 @@ static int group_inputs(struct cb_pass *p)
 
 /* ---- the two halves of an expert ---------------------------------------------------------------- */
 
-static struct cb_matrix of_expert(const struct cb_pass *p, const struct cb_matrix *w, uint32_t expert)
+static struct cb_matrix of_part(const struct part *part, const struct cb_matrix *w)
 {
     struct cb_matrix result = *w;
 
-    if (!p->dense)
-        result.data += expert * p->l->expert_stride;
+    if (part->base != NULL)
+        result.data = part->base + w->offset;
     return result;
 }
 
@@ -143,18 +168,18 @@ static void read_input(const struct cb_pass *p, const struct cb_matrix *w, size_
 }
 
 /* Groups [first, last) of 32 inner channels of one expert: gate, up, activation, quantisation. */
-static int run_inner(const struct cb_pass *p, uint32_t expert, size_t first, size_t last)
+static int run_inner(const struct cb_pass *p, const struct part *part, size_t first, size_t last)
 {
     const struct cb_mlp *mlp = p->mlp;
     const struct cb_scratch *s = &p->m->scratch;
-    struct cb_matrix gate = of_expert(p, &mlp->gate, expert), up = of_expert(p, &mlp->up, expert);
+    struct cb_matrix gate = of_part(part, &mlp->gate), up = of_part(part, &mlp->up);
     size_t width = cb_up32(mlp->intermediate, CB_GROUP_COLUMNS), groups = width / CB_GROUP_COLUMNS;
     size_t panels = cb_matrix_panels(&mlp->up), per_group = CB_GROUP_COLUMNS / CB_PANEL_ROWS;
     size_t from = first * per_group, to = (size_t)cb_min64(last * per_group, panels);
     size_t rows = (size_t)cb_min64(last * CB_GROUP_COLUMNS, panels * CB_PANEL_ROWS) -
                   first * CB_GROUP_COLUMNS;
     size_t all = (last - first) * CB_GROUP_COLUMNS;
-    size_t slot = first_slot(p, expert), end = slot + expert_tokens(p, expert);
+    size_t slot = part->slot, end = slot + part->tokens;
     float *hidden = mlp->gated ? s->gate : s->up;
 
     if (mlp->gated)
@@ -177,22 +202,20 @@ static int run_inner(const struct cb_pass *p, uint32_t expert, size_t first, siz
     return 0;
 }
 
-static void run_outer(const struct cb_pass *p, uint32_t expert, size_t first, size_t last)
+static void run_outer(const struct cb_pass *p, const struct part *part, size_t first, size_t last)
 {
-    struct cb_matrix down = of_expert(p, &p->mlp->down, expert);
-    size_t slot = first_slot(p, expert), stride = p->m->shape.hidden;
+    struct cb_matrix down = of_part(part, &p->mlp->down);
+    size_t stride = p->m->shape.hidden;
 
-    cb_matmul(p->k, &down, first, last, &p->inner, slot, expert_tokens(p, expert),
-              p->m->scratch.outputs + slot * stride, stride);
+    cb_matmul(p->k, &down, first, last, &p->inner, part->slot, part->tokens,
+              p->m->scratch.outputs + part->slot * stride, stride);
 }
 
 /* What one unit (a group of inner rows, or an output panel) of an expert costs: its weights are
  * streamed from memory once, then every token computes on them. */
-static uint64_t unit_cost(const struct cb_pass *p, uint32_t expert)
+static uint64_t unit_cost(const struct part *part)
 {
-    uint32_t tokens = expert_tokens(p, expert);
-
-    return tokens == 0 ? 0 : 2 + (uint64_t)tokens;
+    return part->tokens == 0 ? 0 : 2 + (uint64_t)part->tokens;
 }
 
 /* Units of this stage per expert. */
@@ -212,14 +235,18 @@ int colibri_moe_forward(void *pass, unsigned index, unsigned count)
     struct cb_pass *p = pass;
     size_t units = stage_units(p);
     uint64_t total = 0, begin, end, at = 0;
-    uint32_t experts = expert_count(p), e;
+    uint32_t parts = part_count(p), e;
 
-    for (e = 0; e < experts; e++)
-        total += unit_cost(p, e) * units;
+    for (e = 0; e < parts; e++) {
+        struct part part = part_at(p, e);
+
+        total += unit_cost(&part) * units;
+    }
     begin = total * index / count;
     end = total * (index + 1) / count;
-    for (e = 0; e < experts && at < end; e++) {
-        uint64_t cost = unit_cost(p, e), next = at + cost * units;
+    for (e = 0; e < parts && at < end; e++) {
+        struct part part = part_at(p, e);
+        uint64_t cost = unit_cost(&part), next = at + cost * units;
         size_t first, last;
         int code = 0;
 
@@ -228,9 +255,9 @@ int colibri_moe_forward(void *pass, unsigned index, unsigned count)
             first = at >= begin ? 0 : (size_t)((begin - at + cost - 1) / cost);
             last = next <= end ? units : (size_t)((end - at + cost - 1) / cost);
             if (first < last && p->stage == CB_MOE_INNER)
-                code = run_inner(p, e, first, last);
+                code = run_inner(p, &part, first, last);
             else if (first < last)
-                run_outer(p, e, first, last);
+                run_outer(p, &part, first, last);
         }
         if (code != 0)
             return code;
@@ -327,18 +354,50 @@ static int add_shared(struct cb_pass *p)
 
 static int verify_chosen(struct cb_pass *p)
 {
+    const uint32_t *starts = p->m->scratch.starts;
     uint32_t e;
 
     for (e = 0; e < p->l->r.moe.experts; e++) {
         int code;
 
-        if (expert_tokens(p, e) == 0)
+        if (starts[e + 1] == starts[e])
             continue;
         code = cb_verify_extent(p->m, p->l->expert_extent + e, p->error);
         if (code != 0)
             return code;
     }
     return 0;
+}
+
+/* Experts in the mapped file: all at once. */
+static int run_mapped(struct cb_pass *p)
+{
+    int code = verify_chosen(p);
+
+    if (code == 0)
+        code = group_inputs(p);
+    return code == 0 ? run_mlp(p) : code;
+}
+
+/* Experts in slots: the ones that are there while the others load. */
+static int run_streamed(struct cb_pass *p)
+{
+    uint32_t running = 0;
+    int code;
+
+    cb_experts_need(p);
+    code = group_inputs(p);
+    while (code == 0) {
+        code = cb_experts_wave(p, &running);
+        if (code != 0 || running == 0)
+            break;
+        code = run_mlp(p);
+        if (code == 0)
+            cb_experts_release(p, 0);
+    }
+    if (code != 0)
+        cb_experts_release(p, 1);
+    return code;
 }
 
 int cb_moe(struct cb_pass *p)
@@ -348,11 +407,7 @@ int cb_moe(struct cb_pass *p)
     p->mlp = &p->l->mlp;
     p->dense = 0;
     assign_slots(p);
-    code = verify_chosen(p);
-    if (code == 0)
-        code = group_inputs(p);
-    if (code == 0)
-        code = run_mlp(p);
+    code = cb_is_streamed(p->m) ? run_streamed(p) : run_mapped(p);
     if (code == 0)
         code = cb_pass_run(p, step_combine, p->tokens, "expert sum");
     if (code == 0)

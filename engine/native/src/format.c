@@ -166,6 +166,7 @@ int cb_container_open(struct cb_container *c, const uint8_t *map, uint64_t bytes
 
     memset(c, 0, sizeof *c);
     c->map = map;
+    c->tail_offset = UINT64_MAX;
     c->bytes = bytes;
     code = check_magic(map, bytes, error);
     if (code != 0)
@@ -238,7 +239,7 @@ int cb_container_check_padding(const struct cb_container *c, colibri_error *erro
             next = c->sections[kind].offset;
         }
         gap = (size_t)(next - end);
-        bad = cb_first_nonzero(c->map + end, gap);
+        bad = gap == 0 ? 0 : cb_first_nonzero(cb_container_at(c, end), gap);
         if (bad < gap)
             return cb_fail(error, COLIBRI_ERR_PADDING, (int64_t)(end + bad),
                            "byte between sections is not 0 (before %s)",

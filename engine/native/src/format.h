@@ -21,12 +21,21 @@ struct cb_section {
 /* A mapped file whose header and section table hold every rule: offsets and sizes are in bounds. */
 struct cb_container {
     const uint8_t *map;
+    const uint8_t *tail;  /* what lies at tail_offset: behind the experts, when they are not mapped */
+    uint64_t tail_offset;
     uint64_t bytes;
     uint32_t version_major, version_minor;
     uint64_t required, optional;
     uint8_t root[CB_HASH_BYTES];
     struct cb_section sections[CB_SECTION_KINDS]; /* by kind */
 };
+
+/* A mapped byte of the file. */
+static inline const uint8_t *cb_container_at(const struct cb_container *c, uint64_t offset)
+{
+    return offset >= c->tail_offset ? c->tail + (size_t)(offset - c->tail_offset)
+                                    : c->map + (size_t)offset;
+}
 
 /* Reads the first page only. map may be NULL when bytes is 0. */
 int cb_container_open(struct cb_container *c, const uint8_t *map, uint64_t bytes,

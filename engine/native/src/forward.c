@@ -283,6 +283,8 @@ int cb_forward(struct cb_pass *p, int want_logits)
     int code;
 
     p->l = NULL;
+    if (cb_is_streamed(p->m))
+        cb_cache_step(&p->m->residency.cache);
     code = cb_verify_extent(p->m, 0, p->error);
     if (code == 0)
         code = cb_pass_run(p, step_embed, p->tokens, "embedding");

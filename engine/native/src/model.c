@@ -14,7 +14,9 @@ struct opening {
     struct cb_trust trust;
     struct cb_signed signature;
     const struct cb_kernels *kernels;
-    struct cb_mapping file;
+    int fd;
+    uint64_t file_bytes;
+    struct cb_mapping file, tail;
     struct cb_container container;
     struct cb_shape shape;
     struct cb_directory directory;
@@ -44,10 +46,10 @@ static int check_tables(const struct cb_container *c, const struct cb_trust *tru
     const struct cb_section *s = &c->sections[CB_SECTION_DIRECTORY];
     int code = cb_container_check_root(c, records, directory, error);
 
-    if (code == 0)
-        code = cb_shape_measure(shape, records, (size_t)r->size, r->offset, error);
     if (code == 0) /* before anything of a stranger's file is parsed */
         code = cb_signature_check(c, trust, signature, error);
+    if (code == 0)
+        code = cb_shape_measure(shape, records, (size_t)r->size, r->offset, error);
     if (code == 0)
         code = cb_directory_open(d, directory, (size_t)s->size, s->offset, error);
     if (code == 0)
@@ -57,13 +59,49 @@ static int check_tables(const struct cb_container *c, const struct cb_trust *tru
     return code;
 }
 
+/* The file without its experts: up to them, and what lies behind them. */
+static int map_trunk(struct opening *o, colibri_error *error)
+{
+    struct cb_container *c = &o->container;
+    const struct cb_section *experts = &c->sections[CB_SECTION_EXPERTS];
+    uint64_t end = experts->offset + experts->size, start = end / cb_page_bytes() * cb_page_bytes();
+    int code;
+
+    cb_unmap(&o->file);
+    code = cb_map_range(&o->file, o->fd, 0, experts->offset, error);
+    if (code == 0 && end < o->file_bytes)
+        code = cb_map_range(&o->tail, o->fd, start, o->file_bytes - start, error);
+    if (code != 0)
+        return code;
+    c->map = o->file.base;
+    c->tail = o->tail.base + (o->tail.base != NULL ? (size_t)(end - start) : 0);
+    c->tail_offset = end;
+    return 0;
+}
+
+/* All of it. */
+static int map_whole(struct opening *o, colibri_error *error)
+{
+    cb_unmap(&o->file);
+    cb_unmap(&o->tail);
+    o->container.tail_offset = UINT64_MAX;
+    if (cb_map_range(&o->file, o->fd, 0, o->file_bytes, error) != 0)
+        return COLIBRI_ERR_MEMORY;
+    o->container.map = o->file.base;
+    return 0;
+}
+
 static int check_file(struct opening *o, const char *path, colibri_error *error)
 {
     const struct cb_section *sections = o->container.sections;
-    int code = cb_map_file(&o->file, path, error);
+    int code = cb_open_file(path, &o->fd, &o->file_bytes, error);
 
     if (code == 0)
-        code = cb_container_open(&o->container, o->file.base, o->file.bytes, error);
+        code = cb_map_range(&o->file, o->fd, 0, cb_min64(o->file_bytes, CB_HEADER_BYTES), error);
+    if (code == 0)
+        code = cb_container_open(&o->container, o->file.base, o->file_bytes, error);
+    if (code == 0)
+        code = map_trunk(o, error);
     if (code == 0)
         code = check_tables(&o->container, &o->trust, &o->signature,
                             o->file.base + sections[CB_SECTION_RECORDS].offset,
@@ -257,13 +295,16 @@ static int allocate(struct opening *o, colibri_model **model, colibri_error *err
     m->max_text_bytes = o->options.max_text_bytes;
     m->has_tokenizer = o->container.sections[CB_SECTION_TOKENIZER].present;
     m->file = o->file;
+    m->tail = o->tail;
     atomic_flag_clear(&m->busy);
     code = take_tables(m, o, error);
     if (code == 0 && !m->arena.overflow) {
         take_scratch(m);
         take_sessions(m);
+        cb_residency_take(m);
     }
-    if (code == 0 && (m->arena.overflow || cb_up(m->arena.used, 4096) != m->plan.arena_bytes))
+    if (code == 0 && (m->arena.overflow || cb_up(m->arena.used, 4096) + m->plan.slots_bytes !=
+                                               m->plan.arena_bytes))
         code = cb_fail(error, COLIBRI_ERR_INTERNAL, CB_NO_OFFSET,
                        "the buffers take %zu bytes of a planned arena of %llu", m->arena.used,
                        (unsigned long long)m->plan.arena_bytes);
@@ -273,32 +314,46 @@ static int allocate(struct opening *o, colibri_model **model, colibri_error *err
         return code;
     }
     memset(&o->file, 0, sizeof o->file);
+    memset(&o->tail, 0, sizeof o->tail);
     *model = m;
     return 0;
 }
 
 /* ---- locking ---------------------------------------------------------------------------------------- */
 
+/* In the mapped modes the kernel decides which pages of the file stay. */
+static int is_file_locked(const colibri_model *m)
+{
+    return m->plan.residency == COLIBRI_RESIDENCY_RESIDENT || cb_is_streamed(m);
+}
+
 void cb_model_lock(colibri_model *m)
 {
-    const struct cb_section *experts = &m->container.sections[CB_SECTION_EXPERTS];
-    size_t trunk = (size_t)experts->offset; /* on a page of 4096; whole pages below */
+    size_t page = cb_page_bytes();
+    size_t trunk = (size_t)cb_min64(m->file.bytes, m->container.sections[CB_SECTION_EXPERTS].offset);
 
     /* Unlock first: what the kernel counts must be what this call locks. */
     cb_unlock(m->arena.mapping.base, m->arena.mapping.bytes);
     cb_unlock(m->file.base, m->file.bytes);
+    cb_unlock(m->tail.base, m->tail.bytes);
     cb_lock_begin(&m->lock);
     cb_lock(&m->lock, m->arena.mapping.base, m->arena.mapping.bytes);
-    trunk = trunk / cb_page_bytes() * cb_page_bytes();
-    cb_lock(&m->lock, m->file.base, trunk);
-    cb_lock(&m->lock, m->file.base + trunk, m->file.bytes - trunk);
+    if (is_file_locked(m)) {
+        if (trunk < m->file.bytes)
+            trunk = trunk / page * page;
+        cb_lock(&m->lock, m->file.base, trunk);
+        cb_lock(&m->lock, m->file.base + trunk, m->file.bytes - trunk);
+        cb_lock(&m->lock, m->tail.base, m->tail.bytes);
+    }
     cb_lock_finish(&m->lock);
 }
 
 static int apply_lock(colibri_model *m, uint32_t policy, colibri_error *error)
 {
     if (policy == COLIBRI_LOCK_OFF) {
-        m->lock.unlocked = (uint64_t)m->arena.mapping.bytes + m->file.bytes;
+        m->lock.unlocked = (uint64_t)m->arena.mapping.bytes;
+        if (is_file_locked(m))
+            m->lock.unlocked += (uint64_t)m->file.bytes + m->tail.bytes;
         return 0;
     }
     cb_model_lock(m);
@@ -337,7 +392,16 @@ static int open_calibration(colibri_model *m, colibri_error *error)
     return code;
 }
 
-static int finish(colibri_model *m, const struct opening *o, colibri_error *error)
+static int verify_now(colibri_model *m, colibri_error *error)
+{
+    int stream = cb_is_streamed(m);
+    int code = cb_verify_all(m, stream ? 1 + m->block.layers : m->directory.extent_count, error);
+
+    return code == 0 && stream ? cb_residency_verify(m, error) : code;
+}
+
+/* In mode stream the descriptor becomes the model's. */
+static int finish(colibri_model *m, struct opening *o, const char *path, colibri_error *error)
 {
     int code;
 
@@ -351,8 +415,10 @@ static int finish(colibri_model *m, const struct opening *o, colibri_error *erro
         code = cb_pool_start(&m->pool, m->plan.threads, error);
     if (code == 0)
         code = apply_lock(m, o->options.lock, error);
+    if (code == 0)
+        code = cb_residency_start(m, &o->fd, path, &o->options, error);
     if (code == 0 && o->options.verify == COLIBRI_VERIFY_OPEN)
-        code = cb_verify_all(m, error);
+        code = verify_now(m, error);
     return code;
 }
 
@@ -369,27 +435,29 @@ int colibri_model_open(const char *path, const colibri_model_options *options,
                        "colibri_model_open: path and model must not be NULL");
     *model = NULL;
     memset(&o, 0, sizeof o);
+    o.fd = -1;
     fpu = cb_fpu_enter(); /* records hold floats that are compared */
     code = cb_options_resolve(&o.options, options, error);
     if (code == 0)
-        code = select_kernels(&o, error);
-    if (code == 0)
         code = cb_trust_resolve(&o.trust, &o.options, error);
+    if (code == 0)
+        code = select_kernels(&o, error);
     if (code == 0)
         code = check_file(&o, path, error);
     if (code == 0)
         code = make_plan(&o, error);
-    if (code == 0 && o.plan.residency != COLIBRI_RESIDENCY_RESIDENT)
-        code = cb_fail(error, COLIBRI_ERR_UNSUPPORTED, CB_NO_OFFSET,
-                       "residency mode %u is not built yet", o.plan.residency);
+    if (code == 0 && o.plan.residency != COLIBRI_RESIDENCY_STREAM)
+        code = map_whole(&o, error);
     if (code == 0)
         code = allocate(&o, &m, error);
     if (code == 0)
-        code = finish(m, &o, error);
+        code = finish(m, &o, path, error);
     cb_fpu_leave(fpu);
+    cb_close_file(&o.fd);
     if (code != 0) {
         colibri_model_close(m);
         cb_unmap(&o.file);
+        cb_unmap(&o.tail);
         return code;
     }
     *model = m;
@@ -398,14 +466,17 @@ int colibri_model_open(const char *path, const colibri_model_options *options,
 
 void colibri_model_close(colibri_model *m)
 {
-    struct cb_mapping file, arena;
+    struct cb_mapping file, tail, arena;
 
     if (m == NULL)
         return;
+    cb_residency_stop(m);
     cb_pool_stop(&m->pool);
     file = m->file;
+    tail = m->tail;
     arena = m->arena.mapping; /* the model itself lives in it */
     cb_unmap(&file);
+    cb_unmap(&tail);
     cb_unmap(&arena);
 }
 
@@ -500,11 +571,14 @@ int colibri_model_report(const colibri_model *m, colibri_report *report)
     report->lock_errno = m->lock.number;
     report->verified_extents = m->verified_count;
     report->extents = m->directory.extent_count;
-    report->isa = m->kernels->isa;
-    memcpy(report->lock_message, m->lock.message, sizeof report->lock_message);
     report->signature = m->signature.state;
     memcpy(report->key_id, m->signature.key_id, sizeof report->key_id);
     memcpy(report->golden_sha256, m->signature.golden, sizeof report->golden_sha256);
+    report->isa = m->kernels->isa;
+    memcpy(report->lock_message, m->lock.message, sizeof report->lock_message);
+    report->direct_io = m->residency.reader != NULL && m->residency.reader->direct >= 0;
+    report->direct_io_errno = m->residency.direct_errno;
+    memcpy(report->residency_message, m->residency.message, sizeof report->residency_message);
     return 0;
 }
 _Static_assert(sizeof((colibri_report *)0)->lock_message == sizeof((struct cb_lock_state *)0)->message,
@@ -516,9 +590,7 @@ int colibri_model_residency(const colibri_model *m, colibri_residency_stats *sta
         return COLIBRI_ERR_ARGUMENT;
     if (stats->struct_size != sizeof *stats)
         return COLIBRI_ERR_STRUCT_SIZE;
-    memset(stats, 0, sizeof *stats);
-    stats->struct_size = sizeof *stats;
-    stats->barriers = m->pool.barriers;
+    cb_residency_read_stats(m, stats);
     return 0;
 }
 

@@ -16,15 +16,17 @@
 #include "plan.h"
 #include "platform.h"
 #include "records.h"
+#include "residency.h"
 #include "sampler.h"
-#include "spec.h"
 #include "signature.h"
+#include "spec.h"
 #include "threads.h"
 #include "tokenizer.h"
 
-/* A matrix in the mapped file: y = W x. data NULL: not there. */
+/* A matrix in the mapped file: y = W x. data NULL: not there, or the template of an expert. */
 struct cb_matrix {
-    const uint8_t *data; /* panels; of expert 0 when it is an expert template */
+    const uint8_t *data; /* panels */
+    size_t offset;       /* of an expert template, in the expert's extent */
     uint32_t rows, columns;
     uint32_t dtype;
     uint32_t reserved;
@@ -39,8 +41,6 @@ struct cb_mlp {
     float clamp, alpha;
 };
 
-#define CB_MAX_BATCH_TOKENS 512u
-
 enum cb_norm_place { CB_PRE_MIXER, CB_POST_MIXER, CB_PRE_FFN, CB_POST_FFN, CB_NORM_PLACES };
 
 struct cb_layer {
@@ -54,6 +54,8 @@ struct cb_layer {
     const float *router_bias, *selection_bias;
     struct cb_mlp mlp;         /* dense, or the template of expert 0 */
     struct cb_mlp shared;
+    const uint8_t *experts;    /* extent of expert 0 in the mapped file; NULL: streamed */
+    uint64_t expert_offset;    /* ... in the file */
     uint64_t expert_stride;    /* bytes from one expert's extent to the next */
     uint32_t trunk_extent;
     uint32_t expert_extent;    /* of expert 0 */
@@ -106,13 +108,14 @@ _Static_assert(sizeof(struct colibri_session) <= CB_PLAN_SESSION_BYTES, "the pla
 
 struct colibri_model {
     atomic_flag busy;
-    struct cb_mapping file;
+    struct cb_mapping file;   /* from its beginning: all of it, or (stream) up to the experts */
+    struct cb_mapping tail;   /* stream: what lies behind the experts */
     struct cb_arena arena;
     struct cb_container container;
+    struct cb_signed signature;
     struct cb_block_model block;
     struct cb_rope_table rope[CB_MAX_ROPE_TABLES];
     uint32_t ropes;
-    struct cb_signed signature;
     struct cb_directory directory;
     struct cb_shape shape;
     colibri_plan plan;
@@ -129,6 +132,7 @@ struct colibri_model {
     uint64_t *counts;         /* [L][X] */
     uint8_t *sessions;        /* [S] */
     struct cb_scratch scratch;
+    struct cb_residency residency;
     struct cb_matrix embedding, head;
     const float *final_norm;
     uint32_t global_tensors;  /* tensors of the global trunk extent */
@@ -150,6 +154,11 @@ static inline colibri_session *cb_model_session(const colibri_model *m, uint32_t
     size_t apart = (size_t)CB_PLAN_SESSION_BYTES + CB_BUFFER_GUARD;
 
     return (colibri_session *)(void *)(m->sessions + index * apart);
+}
+
+static inline int cb_is_streamed(const colibri_model *m)
+{
+    return m->plan.residency == COLIBRI_RESIDENCY_STREAM;
 }
 
 /* Enter and leave a call; BUSY when another one is running. */

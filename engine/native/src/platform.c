@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common.h"
@@ -22,50 +23,81 @@ uint64_t cb_mapping_limit(void)
     return sizeof(void *) == 4 ? MAPPING_LIMIT_32 : (uint64_t)SIZE_MAX / 2;
 }
 
-static int map_descriptor(struct cb_mapping *m, int fd, const char *path, colibri_error *error)
+int cb_open_file(const char *path, int *fd, uint64_t *bytes, colibri_error *error)
 {
     struct stat st;
-    uint64_t bytes;
-    void *base;
 
-    if (fstat(fd, &st) != 0)
+    /* Non-blocking: a path that is a pipe must not hang the caller. */
+    do {
+        *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    } while (*fd < 0 && errno == EINTR);
+    if (*fd < 0)
+        return cb_fail(error, COLIBRI_ERR_OPEN, CB_NO_OFFSET, "cannot open %s: %s", path,
+                       strerror(errno));
+    if (fstat(*fd, &st) != 0)
         return cb_fail(error, COLIBRI_ERR_IO, CB_NO_OFFSET, "cannot stat %s: %s", path,
                        strerror(errno));
     if (!S_ISREG(st.st_mode))
         return cb_fail(error, COLIBRI_ERR_OPEN, CB_NO_OFFSET,
                        "cannot open %s: it is not a regular file", path);
-    bytes = (uint64_t)st.st_size;
+    *bytes = (uint64_t)st.st_size;
+    return 0;
+}
+
+void cb_close_file(int *fd)
+{
+    if (*fd >= 0)
+        (void)close(*fd);
+    *fd = -1;
+}
+
+int cb_open_direct(int fd, const char *path)
+{
+    struct stat a, b;
+    int direct, number;
+
+    direct = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_DIRECT);
+    if (direct < 0)
+        return -errno;
+    if (fstat(fd, &a) == 0 && fstat(direct, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+        return direct;
+    number = errno != 0 ? errno : ESTALE;
+    (void)close(direct);
+    return -number;
+}
+
+int cb_map_range(struct cb_mapping *m, int fd, uint64_t offset, uint64_t bytes, colibri_error *error)
+{
+    void *base;
+
+    memset(m, 0, sizeof *m);
     if (bytes == 0)
         return 0;
     if (bytes > cb_mapping_limit())
         return cb_fail(error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET,
-                       "%s has %llu bytes; a 32-bit process maps at most %llu: use a smaller model "
-                       "or a 64-bit system",
-                       path, (unsigned long long)bytes, (unsigned long long)MAPPING_LIMIT_32);
-    base = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, fd, 0);
+                       "%llu bytes of the file are to be mapped; a 32-bit process maps at most %llu: "
+                       "use residency stream, a smaller model or a 64-bit system",
+                       (unsigned long long)bytes, (unsigned long long)cb_mapping_limit());
+    base = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, fd, (off_t)offset);
     if (base == MAP_FAILED)
-        return cb_fail(error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET, "cannot map %s (%llu bytes): %s",
-                       path, (unsigned long long)bytes, strerror(errno));
+        return cb_fail(error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET, "cannot map %llu bytes of the file: %s",
+                       (unsigned long long)bytes, strerror(errno));
     m->base = base;
     m->bytes = (size_t)bytes;
     return 0;
 }
 
-int cb_map_file(struct cb_mapping *m, const char *path, colibri_error *error)
+int cb_protect(const uint8_t *base, size_t bytes, int readable)
 {
-    int fd, code;
+    return mprotect((void *)(uintptr_t)base, bytes, readable ? PROT_READ : PROT_NONE) == 0 ? 0 : errno;
+}
 
-    memset(m, 0, sizeof *m);
-    /* Non-blocking: a path that is a pipe must not hang the caller. */
-    do {
-        fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    } while (fd < 0 && errno == EINTR);
-    if (fd < 0)
-        return cb_fail(error, COLIBRI_ERR_OPEN, CB_NO_OFFSET, "cannot open %s: %s", path,
-                       strerror(errno));
-    code = map_descriptor(m, fd, path, error);
-    (void)close(fd);
-    return code;
+uint64_t cb_now_ns(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 int cb_map_anonymous(struct cb_mapping *m, uint64_t bytes, colibri_error *error)
@@ -162,6 +194,13 @@ static int64_t proc_bytes(const char *path, const char *name)
     int64_t kib = number_in(path, name);
 
     return kib < 0 ? -1 : kib * 1024;
+}
+
+uint64_t cb_map_count_limit(void)
+{
+    int64_t limit = number_in("/proc/sys/vm/max_map_count", "");
+
+    return limit > 0 ? (uint64_t)limit : 65530;
 }
 
 /* ---- memory cgroups ------------------------------------------------------------------------------- */

@@ -13,8 +13,18 @@ struct cb_mapping {
     size_t bytes;
 };
 
-/* Map a regular file read-only. An empty file gives base NULL and bytes 0. OPEN, IO, MEMORY. */
-int cb_map_file(struct cb_mapping *m, const char *path, colibri_error *error);
+/* A regular file and its size. OPEN, IO; *fd may be open after a failure. */
+int cb_open_file(const char *path, int *fd, uint64_t *bytes, colibri_error *error);
+void cb_close_file(int *fd);
+/* The file of `fd` once more, past the page cache: a descriptor, or an errno below 0. */
+int cb_open_direct(int fd, const char *path);
+/* Map a part of a file read-only; offset: on a page. 0 bytes give base NULL. MEMORY. */
+int cb_map_range(struct cb_mapping *m, int fd, uint64_t offset, uint64_t bytes, colibri_error *error);
+/* 0, or errno. Whole pages. */
+int cb_protect(const uint8_t *base, size_t bytes, int readable);
+/* Mappings that a process may have. */
+uint64_t cb_map_count_limit(void);
+uint64_t cb_now_ns(void);
 /* The largest file that is mapped as a whole. */
 uint64_t cb_mapping_limit(void);
 /* One zeroed anonymous mapping. */

@@ -147,7 +147,7 @@ int cb_signature_check(const struct cb_container *c, const struct cb_trust *trus
         return cb_fail(error, COLIBRI_ERR_SIGNATURE, (int64_t)s->offset,
                        "section signature has %llu bytes, must be %u", (unsigned long long)s->size,
                        CB_SIGNATURE_SECTION_BYTES);
-    memcpy(section, c->map + s->offset, sizeof section); /* what is checked cannot change any more */
+    memcpy(section, cb_container_at(c, s->offset), sizeof section); /* what is checked cannot change any more */
     memcpy(head, section, sizeof head);
     if (head[0] != CB_SIGNATURE_ED25519)
         return cb_fail(error, COLIBRI_ERR_SIGNATURE, (int64_t)s->offset,

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "threads.h"
 
-#include <signal.h>
 #include <string.h>
 
 #include "common.h"
@@ -114,20 +113,24 @@ int cb_pool_run(struct cb_pool *pool, cb_task *task, void *context, size_t units
     return code;
 }
 
-/* Signals belong to the caller's threads: workers are created with all of them blocked, but for
- * the ones that an instruction raises. Those end the process when they are blocked, so the
- * caller's handler could not say that a mapped file shrank (SIGBUS). */
-static int create_workers(struct cb_pool *pool, const pthread_attr_t *attributes)
+void cb_signals_block(sigset_t *saved)
 {
-    sigset_t all, saved;
-    int result = 0;
+    sigset_t all;
 
     (void)sigfillset(&all);
     (void)sigdelset(&all, SIGBUS);
     (void)sigdelset(&all, SIGSEGV);
     (void)sigdelset(&all, SIGFPE);
     (void)sigdelset(&all, SIGILL);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &saved);
+    (void)pthread_sigmask(SIG_SETMASK, &all, saved);
+}
+
+static int create_workers(struct cb_pool *pool, const pthread_attr_t *attributes)
+{
+    sigset_t saved;
+    int result = 0;
+
+    cb_signals_block(&saved);
     while (result == 0 && pool->started + 1 < pool->threads) {
         struct cb_worker *worker = &pool->workers[pool->started];
 

@@ -7,6 +7,7 @@
 #define CB_THREADS_H
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -42,6 +43,11 @@ struct cb_pool {
     pthread_cond_t wake, done;
     struct cb_worker workers[CB_MAX_THREADS];
 };
+
+/* Signals belong to the caller's threads: ours are created with all of them blocked, but for the
+ * ones that an instruction raises. Those end the process when they are blocked, so the caller's
+ * handler could not say that a mapped file shrank (SIGBUS). */
+void cb_signals_block(sigset_t *saved);
 
 int cb_pool_start(struct cb_pool *pool, unsigned threads, colibri_error *error);
 /* units: independent pieces of work; with one, the caller runs the task alone. */

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 #include "verify.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "common.h"
 #include "error.h"
+#include "model.h"
 #include "sha256.h"
 
 /* An extent that is being looked at by all threads. */
@@ -29,7 +31,7 @@ static const char *extent_name(const struct cb_extent *e)
 int cb_verify_section(const struct cb_container *c, uint32_t kind, colibri_error *error)
 {
     const struct cb_section *section = &c->sections[kind];
-    const uint8_t *data = c->map + section->offset;
+    const uint8_t *data = cb_container_at(c, section->offset);
     uint64_t left = section->size;
     struct cb_sha256 s;
     uint8_t hash[CB_HASH_BYTES];
@@ -52,27 +54,21 @@ int cb_verify_section(const struct cb_container *c, uint32_t kind, colibri_error
     return 0;
 }
 
-static int check_table(const struct check *c, colibri_error *error)
+static int check_table(const struct check *c, struct cb_verdict *v)
 {
     const uint8_t *table = c->data + c->extent.size;
     size_t used = (size_t)c->chunks * CB_HASH_BYTES;
-    size_t all = (size_t)cb_chunk_table_bytes(c->extent.size);
-    int64_t at = (int64_t)(c->extent.offset + c->extent.size);
+    size_t all = (size_t)cb_chunk_table_bytes(c->extent.size), bad;
     uint8_t hash[CB_HASH_BYTES];
-    size_t bad;
 
     cb_sha256(table, used, hash);
-    if (memcmp(hash, c->extent.hash, sizeof hash) != 0)
-        return cb_fail(error, COLIBRI_ERR_CHUNK_MISMATCH, at,
-                       "%s extent of layer %d, expert %d: its chunk hashes do not match the "
-                       "directory: the file is damaged or was changed; copy it again",
-                       extent_name(&c->extent), (int)c->extent.layer, (int)c->extent.expert);
-    bad = cb_first_nonzero(table + used, all - used);
-    if (bad < all - used)
-        return cb_fail(error, COLIBRI_ERR_PADDING, at + (int64_t)(used + bad),
-                       "%s extent of layer %d, expert %d: byte behind its chunk hashes is not 0",
-                       extent_name(&c->extent), (int)c->extent.layer, (int)c->extent.expert);
-    return 0;
+    bad = memcmp(hash, c->extent.hash, sizeof hash) != 0
+              ? 0
+              : used + cb_first_nonzero(table + used, all - used);
+    v->offset = c->extent.size + bad;
+    if (bad == 0)
+        return COLIBRI_ERR_CHUNK_MISMATCH;
+    return bad < all ? COLIBRI_ERR_PADDING : 0;
 }
 
 static int check_chunks(void *context, unsigned index, unsigned count)
@@ -289,13 +285,13 @@ static int check_values(void *context, unsigned index, unsigned count)
 
 /* ---- an extent ------------------------------------------------------------------------------ */
 
-static void begin_check(struct check *c, const colibri_model *m, uint32_t index)
+static void begin_check(struct check *c, const colibri_model *m, uint32_t index, const uint8_t *data)
 {
     memset(c, 0, sizeof *c);
     memset(c->bad, 0xff, sizeof c->bad);
     c->m = m;
     cb_directory_extent(&m->directory, index, &c->extent);
-    c->data = m->file.base + c->extent.offset;
+    c->data = data;
     c->chunks = cb_chunk_count(c->extent.size);
     if (c->extent.layer == CB_NONE_INDEX) {
         c->count = m->global_tensors;
@@ -308,57 +304,97 @@ static void begin_check(struct check *c, const colibri_model *m, uint32_t index)
     }
 }
 
-/* Which thread saw the lowest place: the same place for every number of threads. */
-static unsigned lowest(const struct check *c, unsigned threads)
+/* Run a step on all threads of the pool, or on the caller's alone. The lowest place that a thread
+ * refused is the same place for every number of threads. */
+static int run_step(struct cb_pool *pool, cb_task *task, struct check *c, unsigned *who)
 {
-    unsigned i, best = 0;
+    int code = pool != NULL ? cb_pool_run(pool, task, c, (size_t)c->chunks) : task(c, 0, 1);
+    unsigned i;
 
-    for (i = 1; i < threads; i++) {
-        if (c->bad[i] < c->bad[best])
-            best = i;
+    *who = 0;
+    for (i = 1; pool != NULL && i < pool->threads; i++) {
+        if (c->bad[i] < c->bad[*who])
+            *who = i;
     }
-    return best;
+    return code;
+}
+
+int cb_verify_data(const colibri_model *m, struct cb_pool *pool, uint32_t index,
+                   const uint8_t *data, unsigned what, struct cb_verdict *v)
+{
+    struct check c;
+    unsigned who;
+
+    begin_check(&c, m, index, data);
+    v->role = CB_NONE_INDEX;
+    v->code = 0;
+    if (what & CB_VERIFY_HASHES) {
+        v->code = check_table(&c, v);
+        if (v->code != 0)
+            return v->code;
+        v->code = run_step(pool, check_chunks, &c, &who);
+        v->offset = c.bad[who] * CB_CHUNK_BYTES;
+    }
+    if (v->code == 0 && what & CB_VERIFY_VALUES) {
+        memset(c.bad, 0xff, sizeof c.bad);
+        v->code = run_step(pool, check_values, &c, &who);
+        if (v->code != 0) {
+            v->code = c.code[who];
+            v->offset = c.bad[who];
+            v->role = c.role[who];
+        }
+    }
+    return v->code;
+}
+
+int cb_verify_fail(const colibri_model *m, uint32_t index, const struct cb_verdict *v,
+                   colibri_error *error)
+{
+    struct cb_extent e;
+    char what[96];
+
+    cb_directory_extent(&m->directory, index, &e);
+    if (v->role != CB_NONE_INDEX)
+        (void)snprintf(what, sizeof what, "tensor role %u holds %s; convert the model again", v->role,
+                       v->code == COLIBRI_ERR_WEIGHTS ? "a value that is not finite"
+                                                      : "padding that is not zero");
+    else if (v->code == COLIBRI_ERR_PADDING)
+        (void)snprintf(what, sizeof what, "byte behind its chunk hashes is not 0");
+    else if (v->offset >= e.size)
+        (void)snprintf(what, sizeof what, "its chunk hashes do not match the directory");
+    else
+        (void)snprintf(what, sizeof what, "chunk %llu does not match its hash",
+                       (unsigned long long)(v->offset / CB_CHUNK_BYTES));
+    return cb_fail(error, v->code, (int64_t)(e.offset + v->offset),
+                   "%s extent of layer %d, expert %d: %s%s", extent_name(&e), (int)e.layer,
+                   (int)e.expert, what,
+                   v->code == COLIBRI_ERR_CHUNK_MISMATCH
+                       ? ": the file is damaged or was changed; copy it again"
+                       : "");
+}
+
+void cb_verify_mark(colibri_model *m, uint32_t index)
+{
+    m->verified_count += !m->verified[index];
+    m->verified[index] = 1;
 }
 
 int cb_verify_extent(colibri_model *m, uint32_t index, colibri_error *error)
 {
-    struct check c;
-    unsigned who;
-    int code;
+    struct cb_verdict v;
+    struct cb_extent e;
 
     if (m->verified[index])
         return 0;
-    begin_check(&c, m, index);
-    code = check_table(&c, error);
-    if (code != 0)
-        return code;
-    code = cb_pool_run(&m->pool, check_chunks, &c, (size_t)c.chunks);
-    if (code != 0) {
-        who = lowest(&c, m->pool.threads);
-        return cb_fail(error, code, (int64_t)(c.extent.offset + c.bad[who] * CB_CHUNK_BYTES),
-                       "%s extent of layer %d, expert %d: chunk %llu does not match its hash: the "
-                       "file is damaged or was changed; copy it again",
-                       extent_name(&c.extent), (int)c.extent.layer, (int)c.extent.expert,
-                       (unsigned long long)c.bad[who]);
-    }
-    code = cb_pool_run(&m->pool, check_values, &c, (size_t)c.chunks);
-    if (code != 0) {
-        who = lowest(&c, m->pool.threads);
-        code = c.code[who];
-        return cb_fail(error, code, (int64_t)(c.extent.offset + c.bad[who]),
-                       "%s extent of layer %d, expert %d: tensor role %u holds %s; convert the "
-                       "model again",
-                       extent_name(&c.extent), (int)c.extent.layer, (int)c.extent.expert,
-                       c.role[who],
-                       code == COLIBRI_ERR_WEIGHTS ? "a value that is not finite"
-                                                   : "padding that is not zero");
-    }
-    m->verified[index] = 1;
-    m->verified_count++;
+    cb_directory_extent(&m->directory, index, &e);
+    if (cb_verify_data(m, &m->pool, index, m->file.base + e.offset,
+                       CB_VERIFY_HASHES | CB_VERIFY_VALUES, &v) != 0)
+        return cb_verify_fail(m, index, &v, error);
+    cb_verify_mark(m, index);
     return 0;
 }
 
-int cb_verify_all(colibri_model *m, colibri_error *error)
+int cb_verify_all(colibri_model *m, uint32_t extents, colibri_error *error)
 {
     static const uint32_t hashed[] = {CB_SECTION_TOKENIZER, CB_SECTION_PROVENANCE,
                                       CB_SECTION_CALIBRATION};
@@ -369,7 +405,7 @@ int cb_verify_all(colibri_model *m, colibri_error *error)
         if (m->container.sections[hashed[i]].present)
             code = cb_verify_section(&m->container, hashed[i], error);
     }
-    for (i = 0; code == 0 && i < m->directory.extent_count; i++)
+    for (i = 0; code == 0 && i < extents; i++)
         code = cb_verify_extent(m, i, error);
     return code;
 }

@@ -20,7 +20,7 @@
 
 #define BUILD_LAYERS 4
 #define BUILD_TENSORS 256
-#define BUILD_EXTENTS 64
+#define BUILD_EXTENTS 2112
 
 struct build_layer {
     struct cb_block_layer layer;

@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: MIT */
+#include "residency.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common.h"
+#include "error.h"
+#include "model.h"
+#include "pass.h"
+#include "platform.h"
+#include "reader.h"
+#include "verify.h"
+
+#define WAIT_MS 50u /* a cancel is seen within */
+
+/* ---- buffers ------------------------------------------------------------------------------------- */
+
+static void take_quantized(struct cb_arena *a, struct cb_quantized *q, uint64_t tokens,
+                           uint64_t columns)
+{
+    q->q = cb_arena_take(a, tokens * columns);
+    q->d = cb_arena_take(a, 4 * tokens * (columns / CB_GROUP_COLUMNS));
+    q->s = cb_arena_take(a, 4 * tokens * (columns / CB_GROUP_COLUMNS));
+    q->groups = (size_t)(columns / CB_GROUP_COLUMNS);
+}
+
+void cb_residency_take(colibri_model *m)
+{
+    const struct cb_shape *s = &m->shape;
+    struct cb_residency *r = &m->residency;
+    struct cb_arena *a = &m->arena;
+    uint32_t slots = m->plan.expert_slots;
+    void *cache;
+
+    if (!cb_is_streamed(m))
+        return;
+    take_quantized(a, &r->grouped, (uint64_t)m->plan.batch_tokens * s->top_k, s->hidden);
+    r->needs = cb_arena_take(a, CB_PLAN_NEED_BYTES * (uint64_t)s->experts);
+    r->ahead.normed = cb_arena_take(a, 4 * (uint64_t)s->hidden);
+    take_quantized(a, &r->ahead.input, 1, s->hidden);
+    r->ahead.logits = cb_arena_take(a, 4 * cb_up(s->experts, 8));
+    r->ahead.ids = cb_arena_take(a, 4 * (uint64_t)s->top_k);
+    r->reader = cb_arena_take(a, CB_PLAN_READER_BYTES);
+    r->reads = cb_arena_take(a, CB_PLAN_READ_BYTES * (uint64_t)slots);
+    cache = cb_arena_take(a, cb_cache_bytes(s->layers, s->experts, slots));
+    if (!a->overflow)
+        cb_cache_init(&r->cache, cache, s->layers, s->experts, slots);
+}
+
+/* ---- reads --------------------------------------------------------------------------------------- */
+
+/* Fill a slot with an expert; pinned until the read is taken back. */
+static void submit(colibri_model *m, uint32_t slot, uint32_t layer, uint32_t expert, int ahead)
+{
+    const struct cb_layer *l = cb_model_layer(m, layer);
+    struct cb_residency *r = &m->residency;
+    struct cb_read *read = &r->reads[slot];
+
+    if (read->ahead)
+        r->stats.prefetch_wasted++; /* the tenant that goes was never needed */
+    read->to = r->slots + slot * r->slot_bytes;
+    read->extent = l->expert_extent + expert;
+    read->offset = l->expert_offset + expert * l->expert_stride;
+    read->bytes = l->expert_stride;
+    read->ahead = ahead != 0;
+    read->verify = 0;
+    if (!m->verified[read->extent])
+        read->verify = CB_VERIFY_HASHES | CB_VERIFY_VALUES;
+    else if (r->verify != COLIBRI_VERIFY_FIRST)
+        read->verify = CB_VERIFY_HASHES; /* what was hashed holds the values that were looked at */
+    cb_cache_pin(&r->cache, slot);
+    r->in_flight++;
+    if (ahead)
+        r->stats.prefetch_reads++;
+    cb_reader_submit(r->reader, slot);
+}
+
+/* Take back what is over. A slot whose read failed is empty; its `verdict` stays. */
+static void collect(colibri_model *m)
+{
+    struct cb_residency *r = &m->residency;
+    uint32_t slot;
+
+    while ((slot = cb_reader_take(r->reader)) != CB_NONE_INDEX) {
+        struct cb_read *read = &r->reads[slot];
+
+        r->in_flight--;
+        cb_cache_unpin(&r->cache, slot);
+        if (read->verdict.code == 0) {
+            cb_verify_mark(m, read->extent);
+            continue;
+        }
+        if (read->cause == CB_READ_CANCELLED) {
+            r->stats.prefetch_reads--;
+        } else {
+            r->suspect = 1;
+            if (r->bad.verdict.code == 0 || read->extent < r->bad.extent)
+                r->bad = *read;
+        }
+        read->ahead = 0;
+        cb_cache_drop(&r->cache, slot);
+    }
+}
+
+static int fail_read(const colibri_model *m, const struct cb_read *read, colibri_error *error)
+{
+    struct cb_extent e;
+    int64_t at = (int64_t)(read->offset + read->verdict.offset);
+
+    cb_directory_extent(&m->directory, read->extent, &e);
+    if (read->cause == CB_READ_DATA)
+        return cb_verify_fail(m, read->extent, &read->verdict, error);
+    if (read->cause == CB_READ_END)
+        return cb_fail(error, COLIBRI_ERR_TRUNCATED, at,
+                       "Prefetch failed: invalid chunk offset 0x%llx: the file ends inside the expert "
+                       "extent of layer %d, expert %d; put the file back and try again",
+                       (unsigned long long)at, (int)e.layer, (int)e.expert);
+    return cb_fail(error, COLIBRI_ERR_IO, at,
+                   "cannot read offset %lld, in the expert extent of layer %d, expert %d: %s; check "
+                   "the storage and try again",
+                   (long long)at, (int)e.layer, (int)e.expert, strerror(read->number));
+}
+
+/* Once nothing is in flight: the file that failed may have been replaced by a good one. */
+static void recover(colibri_model *m)
+{
+    struct cb_residency *r = &m->residency;
+
+    if (!r->suspect || r->in_flight > 0)
+        return;
+    cb_reader_reopen(r->reader, m->container.bytes, m->container.root);
+    r->suspect = 0;
+}
+
+static void wait_for_storage(colibri_model *m)
+{
+    uint64_t start = cb_now_ns();
+
+    cb_reader_wait(m->residency.reader, WAIT_MS);
+    m->residency.stats.io_wait_ns += cb_now_ns() - start;
+}
+
+/* ---- the experts of a layer ---------------------------------------------------------------------- */
+
+/* Give slots to missing experts, as far as there are slots that nothing holds. */
+static void submit_missing(struct cb_pass *p)
+{
+    struct cb_residency *r = &p->m->residency;
+    uint32_t layer = p->l->r.layer.index, i;
+
+    for (i = 0; i < r->need_count; i++) {
+        struct cb_need *n = &r->needs[i];
+
+        if (n->state != CB_NEED_MISSING)
+            continue;
+        n->slot = cb_cache_assign(&r->cache, layer, n->expert);
+        if (n->slot == CB_NONE_INDEX)
+            return;
+        cb_cache_pin(&r->cache, n->slot);
+        cb_cache_used(&r->cache, n->slot);
+        submit(p->m, n->slot, layer, n->expert, 0);
+        n->state = CB_NEED_LOADING;
+        r->loading++;
+        r->burst_reads++;
+    }
+}
+
+static void learn(struct cb_pass *p);
+
+void cb_experts_need(struct cb_pass *p)
+{
+    struct cb_residency *r = &p->m->residency;
+    const uint32_t *starts = p->m->scratch.starts;
+    uint32_t layer = p->l->r.layer.index, e;
+
+    collect(p->m);
+    learn(p);
+    if (r->in_flight > 0)
+        cb_reader_cancel_ahead(r->reader);
+    collect(p->m);
+    recover(p->m);
+    r->need_count = 0;
+    r->loading = 0;
+    for (e = 0; e < p->l->r.moe.experts; e++) {
+        struct cb_need *n = &r->needs[r->need_count];
+        struct cb_read *read;
+
+        if (starts[e + 1] == starts[e])
+            continue;
+        r->need_count++;
+        n->expert = e;
+        n->state = CB_NEED_MISSING;
+        n->slot = cb_cache_find(&r->cache, layer, e);
+        if (n->slot == CB_NONE_INDEX) {
+            r->stats.misses++;
+            continue;
+        }
+        read = &r->reads[n->slot];
+        r->stats.hits++;
+        r->stats.prefetch_hits += read->ahead;
+        read->ahead = 0;
+        cb_cache_pin(&r->cache, n->slot);
+        cb_cache_used(&r->cache, n->slot);
+        n->state = read->busy ? CB_NEED_LOADING : CB_NEED_READY;
+        r->loading += read->busy;
+    }
+    r->burst_reads = 0;
+    r->burst_ns = cb_now_ns();
+    submit_missing(p);
+}
+
+/* Experts whose reads are over become ready. */
+static int look_at_reads(struct cb_pass *p, uint32_t *ready, uint32_t *left)
+{
+    struct cb_residency *r = &p->m->residency;
+    uint32_t i;
+
+    *ready = 0;
+    *left = 0;
+    for (i = 0; i < r->need_count; i++) {
+        struct cb_need *n = &r->needs[i];
+
+        if (n->state == CB_NEED_LOADING && !r->reads[n->slot].busy) {
+            if (r->reads[n->slot].verdict.code != 0)
+                return fail_read(p->m, &r->reads[n->slot], p->error);
+            n->state = CB_NEED_READY;
+            r->loading--;
+        }
+        *ready += n->state == CB_NEED_READY;
+        *left += n->state != CB_NEED_DONE;
+    }
+    return 0;
+}
+
+int cb_experts_wave(struct cb_pass *p, uint32_t *running)
+{
+    struct cb_residency *r = &p->m->residency;
+    uint32_t left, i;
+
+    for (;;) {
+        int code;
+
+        collect(p->m);
+        code = look_at_reads(p, running, &left);
+        if (code != 0)
+            return code;
+        if (*running > 0 || left == 0)
+            break;
+        if (atomic_load_explicit(&p->session->cancel, memory_order_relaxed) != 0)
+            return cb_fail(p->error, COLIBRI_ERR_CANCELLED, CB_NO_OFFSET,
+                           "cancelled in layer %u, waiting for storage; the sequence is as before "
+                           "the call",
+                           p->l->r.layer.index);
+        submit_missing(p);
+        wait_for_storage(p->m);
+    }
+    for (i = 0; i < r->need_count; i++) {
+        if (r->needs[i].state == CB_NEED_READY)
+            r->needs[i].state = CB_NEED_RUNNING;
+    }
+    if (*running == left && left > 0)
+        cb_experts_look_ahead(p);
+    return 0;
+}
+
+void cb_experts_release(struct cb_pass *p, int failed)
+{
+    struct cb_residency *r = &p->m->residency;
+    uint32_t i;
+
+    for (i = 0; i < r->need_count; i++) {
+        struct cb_need *n = &r->needs[i];
+
+        if (n->state == CB_NEED_DONE || (!failed && n->state != CB_NEED_RUNNING))
+            continue;
+        if (n->state != CB_NEED_MISSING)
+            cb_cache_unpin(&r->cache, n->slot);
+        n->state = CB_NEED_DONE;
+    }
+    if (failed)
+        r->need_count = 0;
+    else
+        submit_missing(p);
+}
+
+/* ---- look-ahead ---------------------------------------------------------------------------------- */
+
+static void learn(struct cb_pass *p)
+{
+    (void)p;
+}
+
+void cb_experts_look_ahead(struct cb_pass *p)
+{
+    (void)p;
+}
+
+/* ---- open ---------------------------------------------------------------------------------------- */
+
+static void describe_reader(struct cb_residency *r)
+{
+    if (r->direct_errno != 0)
+        (void)snprintf(r->message, sizeof r->message,
+                       "O_DIRECT is not to be had (%s): experts are read through the page cache%s%s",
+                       strerror(r->direct_errno),
+                       r->reader->advice_errno != 0 ? ", which cannot be told to forget them: " : "",
+                       r->reader->advice_errno != 0 ? strerror(r->reader->advice_errno) : "");
+    else if (r->reader->direct < 0 && r->reader->advice_errno != 0)
+        (void)snprintf(r->message, sizeof r->message,
+                       "the page cache cannot be told to forget experts that were read: %s",
+                       strerror(r->reader->advice_errno));
+}
+
+static int start_stream(colibri_model *m, int *fd, const char *path,
+                        const colibri_model_options *options, colibri_error *error)
+{
+    struct cb_residency *r = &m->residency;
+    int code;
+
+    r->slots = m->arena.mapping.base + m->arena.mapping.bytes - (size_t)m->plan.slots_bytes;
+    r->slot_bytes = m->plan.slot_bytes;
+    r->ahead.depth = options->prefetch_depth;
+    r->ahead.layer = CB_NONE_INDEX;
+    r->reader->reads = r->reads;
+    code = cb_reader_start(r->reader, m, *fd, path, options->direct_io, m->plan.io_threads,
+                           m->container.sections[CB_SECTION_EXPERTS].offset, r->slots,
+                           &r->direct_errno, error);
+    *fd = -1;
+    describe_reader(r);
+    return code;
+}
+
+int cb_residency_start(colibri_model *m, int *fd, const char *path,
+                       const colibri_model_options *options, colibri_error *error)
+{
+    struct cb_residency *r = &m->residency;
+
+    r->mode = m->plan.residency;
+    r->verify = options->verify;
+    if (r->verify == COLIBRI_VERIFY_AUTO)
+        r->verify = cb_is_streamed(m) ? COLIBRI_VERIFY_ALWAYS : COLIBRI_VERIFY_FIRST;
+    return cb_is_streamed(m) ? start_stream(m, fd, path, options, error) : 0;
+}
+
+void cb_residency_stop(colibri_model *m)
+{
+    if (m->residency.reader != NULL)
+        cb_reader_stop(m->residency.reader);
+}
+
+/* Every expert passes through the slots once. Reads are begun in the order of the file, and all that
+ * were begun are waited for, so the extent that is named is the first bad one. */
+int cb_residency_verify(colibri_model *m, colibri_error *error)
+{
+    struct cb_residency *r = &m->residency;
+    uint32_t layer = 0, expert = 0;
+
+    r->bad.verdict.code = 0;
+    while (layer < m->block.layers && r->bad.verdict.code == 0) {
+        const struct cb_layer_records *l = &cb_model_layer(m, layer)->r;
+        uint32_t slot;
+
+        if (l->layer.ffn_kind != CB_FFN_MOE || expert == l->moe.experts) {
+            layer++;
+            expert = 0;
+            continue;
+        }
+        slot = cb_cache_assign(&r->cache, layer, expert);
+        if (slot == CB_NONE_INDEX)
+            cb_reader_wait(r->reader, WAIT_MS);
+        else
+            submit(m, slot, layer, expert++, 0);
+        collect(m);
+    }
+    while (r->in_flight > 0) {
+        cb_reader_wait(r->reader, WAIT_MS);
+        collect(m);
+    }
+    return r->bad.verdict.code != 0 ? fail_read(m, &r->bad, error) : 0;
+}
+
+void cb_residency_read_stats(const colibri_model *m, colibri_residency_stats *stats)
+{
+    const struct cb_residency *r = &m->residency;
+
+    *stats = r->stats;
+    stats->struct_size = sizeof *stats;
+    stats->barriers = m->pool.barriers;
+    if (r->reader != NULL)
+        cb_reader_read_stats(r->reader, stats);
+}
