@@ -52,7 +52,7 @@ PROCESS_BYTES = 4 * 1024 * 1024
 READER_BYTES = 4096
 READ_BYTES = 64
 NEED_BYTES = 16
-CACHE_SLOT_BYTES = 16
+CACHE_EXPERT_BYTES = CACHE_SLOT_BYTES = 12
 RESIDENCIES = ("auto", "resident", "stream", "mapped", "mapped-guarded")
 MERGE_SCRATCH_PER_BYTE = 24
 KV_ELEMENT_BYTES = {"f16": 2, "f32": 4}
@@ -260,7 +260,7 @@ def _stream_activation(shape: _Shape, b: int) -> int:
 def _stream_table(shape: _Shape, slots: int) -> int:
     """What experts in slots add to the row `table`."""
     buf = buffer_bytes
-    cache = up(4 * shape.layers * shape.experts, 8) + CACHE_SLOT_BYTES * slots
+    cache = shape.layers * (CACHE_EXPERT_BYTES * shape.experts + 4) + CACHE_SLOT_BYTES * slots
     return buf(READER_BYTES) + buf(READ_BYTES * slots) + buf(cache)
 
 

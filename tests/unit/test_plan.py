@@ -82,7 +82,7 @@ def test_streaming_adds_the_rows_of_the_document() -> None:
         + buf(4 * 96) + buf(96) + 2 * buf(4 * 3) + buf(4 * 8) + buf(4 * 2)
     )  # fmt: skip
     assert found.activation_bytes == resident.activation_bytes + more
-    assert found.table_bytes == resident.table_bytes + buf(4096) + buf(64 * 3) + buf(up(4 * 2 * 5, 8) + 16 * 3)
+    assert found.table_bytes == resident.table_bytes + buf(4096) + buf(64 * 3) + buf(2 * (12 * 5 + 4) + 12 * 3)
     assert (found.expert_slots, found.max_expert_slots, found.slots_bytes) == (3, 5, 3 * 81_920)
     assert found.mapped_bytes == found.trunk_mapped_bytes == 1_003_520 - 819_200
     assert (found.io_threads, found.io_stack_bytes) == (2, 2 * 262_144)

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* The expert cache's bookkeeping: one expert in one slot, pins hold, nothing is lost. */
+/*
+ * The expert cache's bookkeeping: one expert in one slot, pins hold, nothing is lost.
+ * With --trace FILE SLOTS: replay a routing trace (colibri/traces.py) and print the hits, which
+ * tests/unit compares with the simulator.
+ */
+#include <errno.h>
 #include <stdlib.h>
 
 #include "check.h"
@@ -114,6 +119,25 @@ static void test_a_dropped_expert_is_gone_and_its_slot_is_next(void)
     CHECK(cb_cache_find(&cache, 0, 2) != CB_NONE_INDEX);
 }
 
+static void test_a_moved_expert_is_found_in_its_new_slot(void)
+{
+    uint32_t slots[3], i;
+    int hit;
+
+    start(1, 8, 3);
+    for (i = 0; i < 3; i++)
+        slots[i] = need(0, i, &hit);
+    cb_cache_drop(&cache, slots[1]);
+    cb_cache_drop(&cache, slots[0]);
+    CHECK(!cb_cache_is_used(&cache, slots[1]) && cb_cache_is_used(&cache, slots[2]));
+    cb_cache_move(&cache, slots[2], slots[1]);
+    CHECK_EQUAL(cb_cache_find(&cache, 0, 2), slots[1]);
+    CHECK(cb_cache_is_used(&cache, slots[1]) && !cb_cache_is_used(&cache, slots[2]));
+    /* Both empty slots are given out, and then a victim is found. */
+    CHECK_EQUAL(cb_cache_assign(&cache, 0, 3) + cb_cache_assign(&cache, 0, 4), slots[0] + slots[2]);
+    CHECK(cb_cache_assign(&cache, 0, 5) != CB_NONE_INDEX);
+}
+
 /* The two tables describe the same thing, whatever is asked of the cache. */
 static void check_tables(void)
 {
@@ -172,14 +196,104 @@ static void test_one_slot_serves_every_expert(void)
         CHECK_EQUAL(need(i % 2, i % 4, &hit), 0);
 }
 
-int main(void)
+/* ---- replay ------------------------------------------------------------------------------------- */
+
+static uint32_t number(FILE *file)
 {
+    unsigned long value;
+
+    if (fscanf(file, "%lu", &value) != 1 || value > UINT32_MAX) {
+        printf("the trace is malformed\n");
+        exit(2);
+    }
+    return (uint32_t)value;
+}
+
+/* One layer turn, as the streaming mode does it: what is there is pinned before the rest is asked
+ * for; when every slot is pinned, the first ones are released. Hits out. */
+static uint32_t turn(struct cb_cache *c, uint32_t layer, const uint32_t *ids, uint32_t count,
+                     uint32_t *held)
+{
+    uint32_t hits, pinned = 0, released = 0, i;
+
+    for (i = 0; i < count; i++) {
+        uint32_t slot = cb_cache_find(c, layer, ids[i]);
+
+        if (slot == CB_NONE_INDEX)
+            continue;
+        cb_cache_pin(c, slot);
+        cb_cache_used(c, slot);
+        held[pinned++] = slot;
+    }
+    hits = pinned;
+    for (i = 0; i < count; i++) {
+        uint32_t slot = cb_cache_find(c, layer, ids[i]);
+
+        if (slot != CB_NONE_INDEX)
+            continue;
+        while ((slot = cb_cache_assign(c, layer, ids[i])) == CB_NONE_INDEX)
+            cb_cache_unpin(c, held[released++]);
+        cb_cache_pin(c, slot);
+        cb_cache_used(c, slot);
+        held[pinned++] = slot;
+    }
+    while (released < pinned)
+        cb_cache_unpin(c, held[released++]);
+    return hits;
+}
+
+static int replay(const char *path, const char *slots_text)
+{
+    static uint32_t ids[CB_MAX_EXPERTS], held[CB_MAX_EXPERTS];
+    FILE *file = fopen(path, "r");
+    uint32_t slots = (uint32_t)strtoul(slots_text, NULL, 10), layers, experts, steps, step, layer, i;
+    uint64_t hits = 0, needs = 0;
+    void *space;
+
+    if (file == NULL || slots == 0) {
+        printf("cannot replay %s with %s slots: %s\n", path, slots_text, strerror(errno));
+        return 2;
+    }
+    layers = number(file);
+    experts = number(file);
+    steps = number(file);
+    space = malloc((size_t)cb_cache_bytes(layers, experts, slots));
+    if (space == NULL || experts > CB_MAX_EXPERTS)
+        return 2;
+    cb_cache_init(&cache, space, layers, experts, slots);
+    for (step = 0; step < steps; step++) {
+        cb_cache_step(&cache);
+        for (layer = 0; layer < layers; layer++) {
+            uint32_t count = number(file);
+
+            if (count > experts)
+                return 2;
+            for (i = 0; i < count; i++) {
+                ids[i] = number(file);
+                if (ids[i] >= experts)
+                    return 2;
+            }
+            hits += turn(&cache, layer, ids, count, held);
+            needs += count;
+        }
+    }
+    printf("%llu hits of %llu\n", (unsigned long long)hits, (unsigned long long)needs);
+    free(space);
+    fclose(file);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 4 && strcmp(argv[1], "--trace") == 0)
+        return replay(argv[2], argv[3]);
     RUN(test_an_empty_cache_finds_nothing);
     RUN(test_an_expert_is_found_where_it_was_put);
     RUN(test_all_slots_are_filled_before_one_is_reused);
     RUN(test_a_pinned_slot_is_never_a_victim);
     RUN(test_no_slot_is_left_when_all_are_pinned);
     RUN(test_a_dropped_expert_is_gone_and_its_slot_is_next);
+    RUN(test_a_moved_expert_is_found_in_its_new_slot);
     RUN(test_tables_agree_after_any_sequence_of_calls);
     RUN(test_one_slot_serves_every_expert);
     return RESULT();
