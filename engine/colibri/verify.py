@@ -169,7 +169,8 @@ def signed_only_wanted(option: bool) -> bool:
     value = os.environ.get(SIGNED_ONLY_VARIABLE, "")
     if value not in ("", "0", "1"):
         raise ColibriError(
-            Code.ARGUMENT, f"environment variable {SIGNED_ONLY_VARIABLE} is {value!r}: set it to '1' or '0', or unset it"
+            Code.ARGUMENT,
+            f"environment variable {SIGNED_ONLY_VARIABLE} is {value!r}: set it to '1' or '0', or unset it",
         )
     return option or value == "1"
 

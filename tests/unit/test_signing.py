@@ -170,7 +170,8 @@ def test_signing_again_gives_equal_bytes_and_another_key_replaces(workshop: Work
     sign_model(workshop.model, workshop.key, again)
     assert again.read_bytes() == workshop.bytes
     sign_model(workshop.signed, workshop.other_key, other)
-    difference = [i for i, pair in enumerate(zip(other.read_bytes(), workshop.bytes, strict=True)) if len(set(pair)) > 1]
+    pairs = zip(other.read_bytes(), workshop.bytes, strict=True)
+    difference = [i for i, (one, two) in enumerate(pairs) if one != two]
     at = section_of(workshop.bytes)
     assert at + 8 <= min(difference) <= max(difference) < at + SECTION_BYTES
     sign_model(other, workshop.key, back)
@@ -442,11 +443,8 @@ def test_every_flipped_bit_of_the_signature_page_is_reported(workshop: Workshop,
             data = bytearray(workshop.bytes)
             data[at + byte] ^= 1 << bit
             path.write_bytes(data)
-            try:
-                open_model(path).close()
+            if refusal(path, None) != (Code.SIGNATURE if byte < SECTION_BYTES else Code.PADDING):
                 accepted.append((byte, bit))
-            except ColibriError as error:
-                assert error.code == (Code.SIGNATURE if byte < SECTION_BYTES else Code.PADDING)
         if byte % 8 == 0:  # native/tests/test_signature.c flips every bit
             exit_code, _, err = colibrictl("verify", path)
             assert exit_code == 3, (byte, err)
@@ -495,8 +493,9 @@ def attack_other_model(data: bytearray) -> bytearray:
         kind, _, offset, size = struct.unpack_from("<IIQQ", data, entry)
         if kind == Section.PROVENANCE:
             data[offset] ^= 1
-            chunks = [hashlib.sha256(data[i : min(i + 65536, offset + size)]).digest() for i in range(offset, offset + size, 65536)]
-            data[entry + 32 : entry + 64] = hashlib.sha256(b"".join(chunks)).digest()
+            assert size <= 65536  # one chunk
+            chunk = hashlib.sha256(data[offset : offset + size]).digest()
+            data[entry + 32 : entry + 64] = hashlib.sha256(chunk).digest()
     reroot(data)
     data[at : at + SECTION_BYTES] = kept
     return data
@@ -574,9 +573,10 @@ def build(folder: Path, *options: str, cflags: str = "") -> Path:
     script = REPOSITORY / "tests" / "support" / "build_engine.py"
     for source, target in ((REPOSITORY / "engine", "engine"), (script.parent, "tests/support")):
         shutil.copytree(source, folder / target, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    words = ["--option=-Dtests=false", "--option=-Ddefault_library=static", "--option=-Doptimization=0"]
+    words = ["--name=out", f"--cflags={cflags}"]
+    words += [f"--option=-D{option}" for option in ("tests=false", "default_library=static", "optimization=0")]
     done = subprocess.run(
-        [sys.executable, folder / "tests/support/build_engine.py", "--name", "out", f"--cflags={cflags}", *words, *options],
+        [sys.executable, folder / "tests/support/build_engine.py", *words, *options],
         capture_output=True, text=True, check=False,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
     )  # fmt: skip
@@ -596,10 +596,11 @@ def test_a_key_of_the_build_and_its_floors_cannot_be_lowered(workshop: Workshop,
     exit_code, out, _ = colibrictl("verify", workshop.signed, program=program)
     assert exit_code == 0
     assert "signature: verified" in out
-    for variables in ({}, {"COLIBRI_SIGNED_ONLY": "0", "COLIBRI_VERIFY_MODEL_HASH": "0"}):
+    for wish in ("", "0"):
+        variables = {"COLIBRI_SIGNED_ONLY": wish, "COLIBRI_VERIFY_MODEL_HASH": wish}
         for model in (workshop.model, other):
             for command in (["verify"], ["info"], ["run", "-p", "x", "-n", "1"], ["test"]):
-                exit_code, _, err = colibrictl(command[0], model, *command[1:], program=program, **variables)
+                exit_code, _, err = colibrictl(command[0], model, *command[1:], program=program, runner=(), **variables)
                 assert (exit_code, "(error -19 signature" in err) == (3, True), (command, err)
     exit_code, _, err = colibrictl("verify", other, "--public-key", other_public, program=program)
     assert (exit_code, "no option can replace" in err) == (3, True)
@@ -609,7 +610,9 @@ def test_a_key_of_the_build_and_its_floors_cannot_be_lowered(workshop: Workshop,
     damaged.write_bytes(data)
     assert colibrictl("info", damaged, "--verify", "first", program=program)[0] == 3
     described = colibrictl("info", program=program)[1]
-    assert re.search(r"^ *forced +COLIBRI_SIGNED_ONLY COLIBRI_VERIFY_CHUNKS COLIBRI_VERIFY_MODEL_HASH$", described, re.M)
+    forced = re.search(r"^ *forced +(.*)$", described, re.M)
+    assert forced is not None
+    assert forced[1] == "COLIBRI_SIGNED_ONLY COLIBRI_VERIFY_CHUNKS COLIBRI_VERIFY_MODEL_HASH"
     assert hashlib.sha256(public_raw(KEY)).hexdigest() in described
 
 
