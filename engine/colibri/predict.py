@@ -120,10 +120,8 @@ def model_work(model: ModelFile, kv: str = "f16") -> ModelWork:
 
 def profile_counts(model: ModelFile) -> list[list[int]] | None:
     """Counts of the calibration profile, [sparse layer][expert]; None when the file has none."""
-    reader = getattr(model, "calibration", None)  # files of this package that have no such section yet
-    profile = reader() if callable(reader) else None
-    counts = getattr(profile, "counts", None)
-    return None if counts is None else [list(map(int, layer)) for layer in counts]
+    profile = model.calibration()
+    return None if profile is None else profile.counts
 
 
 # --------------------------------------------------------------------------- hit rate

@@ -14,13 +14,15 @@ in the file of results are not measured again, so an interrupted run goes on. Ne
 from __future__ import annotations
 
 import json
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cgroups import Group, GroupError
+from cgroups import Group, GroupError, ReadAhead
 from colibri.boards import Board, read_board
+from colibri.engine import Engine
 from colibri.format import open_model
 from colibri.plan import MemoryPlan, PlanOptions, plan_file
 from colibri.predict import ModelWork, Prediction, model_work, predict
@@ -32,16 +34,18 @@ MIB = 1 << 20
 TABLE = "plan"
 CONTEXT = 512
 PROMPT = 8
+PROFILE_TOKENS = 2048
 GOAL_ERROR, GOAL_SHARE = 0.15, 0.80
 # budgets in MiB (0: enough for every expert), limits on reads in MiB/s (0: none); 192 experts of 0.9 MB
 # a token for shape a, 128 of 3.5 MB for shape b
 GRIDS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "a": ((192, 320, 448, 576, 0), (128, 256, 512, 0)),
     "b": ((1024, 1536, 2048, 3072), (512, 1024, 0)),
-    "c": ((48, 64, 80, 0), (32, 64, 128, 0)),
+    "c": ((64, 80, 96, 0), (32, 64, 128, 0)),
 }
-SECONDS = 8.0  # a cell decodes about that long
-WARM_SECONDS = 5.0
+READ_AHEAD_KIB = 128  # what boards have
+SECONDS = 15.0  # a cell decodes about that long
+WARM_SECONDS = 8.0
 
 
 def calibrated(path: Path, model: Path, storage_file: Path) -> Board:
@@ -51,6 +55,25 @@ def calibrated(path: Path, model: Path, storage_file: Path) -> Board:
         command = [sys.executable, "-m", "colibri", "plan", str(model), "--calibrate", str(path)]
         run([*command, "--storage-file", str(storage_file)])
     return read_board(path)
+
+
+def routing(path: Path, model: Path) -> list[list[int]]:
+    """How often each expert is chosen by random ids, [sparse layer][expert]: what a calibration profile holds.
+
+    The ids are not those that are timed, but drawn like them.
+    """
+    if not path.exists():
+        with Engine(model, context_tokens=CONTEXT, residency="resident", lock="off") as engine:
+            rng = random.Random(7)
+            session = engine.session()
+            for _ in range(PROFILE_TOKENS // CONTEXT):
+                session.reset()
+                session.append([rng.randrange(engine.info.vocabulary) for _ in range(CONTEXT)])
+            counts = [engine.expert_counts(layer) for layer in range(engine.info.layers)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps([row for row in counts if row]), encoding="utf-8")
+    found: list[list[int]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def limited(board: Board, rate: int) -> Board:
@@ -95,7 +118,7 @@ class Cell:
             command += ["--budget", str(self.budget)]
         else:
             command += ["--residency", "resident"]
-        with group:
+        with ReadAhead(model, READ_AHEAD_KIB), group:
             result: dict[str, Any] = json.loads(run(command, group))
             result["group_peak_bytes"] = group.peak_bytes()
             result["oom_kills"] = group.oom_kills()
@@ -169,6 +192,7 @@ def main() -> int:
         board = calibrated(arguments.board, colibri_file(arguments.calibrate_with), model)
         with open_model(model) as file:
             work: ModelWork = model_work(file)
+        work.profile = routing(arguments.board.parent / f"routing-{model.stem}.json", model)
         budgets, rates = GRIDS[arguments.shape]
         cells = [
             Cell(arguments.shape, budget * MIB, rate * MIB, threads)

@@ -12,7 +12,9 @@ import pytest
 from colibri import predict as predicting
 from colibri._spec import DType
 from colibri.boards import MIB, Bandwidth, Board, BoardError, Compute, Storage, board_text, find_board, read_board
+from colibri.calibrate import write_calibrated
 from colibri.calibrate_machine import DecodeTimes, fit_compute, hash_mbps, scan_mbps, storage_speed
+from colibri.calibration import Profile
 from colibri.cli import main
 from colibri.errors import ColibriError
 from colibri.format import open_model
@@ -232,6 +234,22 @@ def test_the_work_of_a_file_is_counted_from_its_tensors(model: Path) -> None:
     assert work.profile is None
 
 
+def test_the_calibration_profile_of_a_file_gives_the_hit_rate(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "calibrated.colibri"
+    counts = [[8, 2, 1, 1, 1, 1, 1, 1], [2] * 8]
+    with open_model(model) as file:
+        write_calibrated(file, path, Profile(8, [1, 2], counts, [{}, {}]))
+    with open_model(path) as file:
+        assert model_work(file).profile == counts
+    arguments = ("--board", "rk3588", "--residency", "stream", "--slots", "2", "--json")
+    predicted = json.loads(run(capsys, path, *arguments)[1])["predicted"]
+    assert predicted["hit_source"] == "calibration profile of the model"
+    assert predicted["hit_rate"] == pytest.approx((1 + 0.25) / 4)
+    assert json.loads(run(capsys, model, *arguments)[1])["predicted"]["hit_rate"] == 2 / 16
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
     code = main(["plan", *map(str, arguments)])
     captured = capsys.readouterr()
@@ -402,7 +420,7 @@ def test_storage_is_timed_with_reads_of_the_size_of_an_expert(tmp_path: Path) ->
     path.write_bytes(bytes(4 * MIB))
     found = storage_speed(path, 70_000, threads=2, seconds=0.05)
     assert found.read_mbps > 0
-    assert found.source.startswith("reads of 69632 bytes, 2 threads, ")
+    assert found.source.startswith("reads of 69632 bytes, 2 at a time, ")
     with pytest.raises(ColibriError, match="must be larger than one read of 8388608"):
         storage_speed(path, 8 * MIB)
     with pytest.raises(ColibriError, match="absent: No such file"):
