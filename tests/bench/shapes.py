@@ -7,8 +7,9 @@
 Weights are random with zero mean: a common offset would pull all hidden states the same way, all
 tokens would share their experts and a cache of experts would look better than it is. They are cut
 from a pool of random blocks, a different place for each tensor, so a file is written as fast as
-it is hashed. Embeddings have deviation 1, so that the token at hand, not what attention finds in
-the context that all share, decides where it is routed.
+it is hashed. What attention finds in the context is nearly the same for all tokens, and it would
+grow from layer to layer: the embedding has deviation 1 and attention's output a gain of 0.1, so
+that it is the token at hand that decides where it is routed.
 
 Files are deterministic and cached under ${XDG_CACHE_HOME:-~/.cache}/colibri/bench, named by a
 digest of everything that they depend on.
@@ -38,7 +39,8 @@ from colibri.records import Records, required_tensors, tensor_bytes
 from colibri.writer import ModelWriter, Slot
 from numpy.typing import NDArray
 
-GENERATOR = 3  # part of every digest: raise it when the bytes of a shape change
+GENERATOR = 4  # part of every digest: raise it when the bytes of a shape change
+ATTENTION_GAIN = 0.1
 POOL_BLOCKS = 131_071  # prime: a tensor that goes round the pool never meets itself in step
 INT4_DEVIATION = 4.3205  # of a uniform value of -7..7
 INT8_DEVIATION = 73.32  # of a uniform value of -127..127
@@ -151,6 +153,11 @@ def _zero_mean_nibbles(rng: np.random.Generator, shape: tuple[int, int]) -> U8:
     return table[rng.integers(0, 256, shape, dtype=np.uint8)]
 
 
+def weak_inputs(inputs: int) -> int:
+    """What `Pools.take` is given for a matrix of gain ATTENTION_GAIN."""
+    return round(inputs / ATTENTION_GAIN**2)
+
+
 class Pools:
     """Random blocks of each storage type, one pool per type and number of inputs."""
 
@@ -219,7 +226,7 @@ def _tensor(pools: Pools, slot: Slot) -> Iterator[bytes]:
         yield _norm(slot.name, tensor.columns)
         return
     kind = tensor.dtype.name.lower()
-    inputs = 1 if tensor.role == Role.EMBEDDING else tensor.columns  # see Pools.take
+    inputs = {Role.EMBEDDING: 1, Role.O: weak_inputs(tensor.columns)}.get(tensor.role, tensor.columns)
     extra = tensor.rows % spec.PANEL_ROWS
     panel = tensor_bytes(tensor.dtype, tensor.layout, spec.PANEL_ROWS, tensor.columns)
     yield from pools.take(kind, inputs, slot.name, tensor.size - (panel if extra else 0))
@@ -360,6 +367,7 @@ def _write_gguf(shape: BenchShape, path: Path) -> None:
             data = _norm(name, dims[0])
         else:
             inputs = 1 if name.startswith("token_embd") else dims[-1]
+            inputs = weak_inputs(inputs) if "attn_output" in name else inputs
             data = b"".join(pools.take(kind, inputs, name, size(dims, kind)))
         writer.write_tensor_data(np.frombuffer(data, np.uint8))
     writer.close()

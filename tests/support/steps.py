@@ -112,7 +112,7 @@ def lint() -> list[Step]:
         "tests/parity": "tests:tests/unit",
         "tests/smoke": "tests/boot",
         "tests/support": "",
-        "tests/unit": "tests",
+        "tests/unit": "tests:tests/bench",
     }
     return [
         Step("ruff", [*ruff, "engine", "configs", "tests"]),

@@ -10,6 +10,7 @@ int ctl_command_selftest(int argc, char *const *argv);
 int ctl_command_serve(int argc, char *const *argv);
 int ctl_command_install(int argc, char *const *argv);
 int ctl_command_verify(int argc, char *const *argv);
+int ctl_command_bench(int argc, char *const *argv);
 int ctl_command_test(int argc, char *const *argv);
 
 #endif
