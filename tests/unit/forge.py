@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 PAGE = 4096
 CHUNK = 65536
-RECORDS, DIRECTORY, TOKENIZER, PROVENANCE, TRUNK, EXPERTS = 1, 2, 3, 4, 6, 7
-BLOCK_IDS = {"model": 1, "rope": 2, "layer": 3, "attention": 4, "moe": 8}
+RECORDS, DIRECTORY, TOKENIZER, PROVENANCE, CALIBRATION, TRUNK, EXPERTS, SIGNATURE = range(1, 9)
+HASHED = (TOKENIZER, PROVENANCE, CALIBRATION)
+BLOCK_IDS = {"model": 1, "rope": 2, "layer": 3, "attention": 4, "mla": 5, "moe": 8}
 
 
 def sha(data: bytes | bytearray) -> bytes:
@@ -81,6 +82,27 @@ class Forge:
         """(offset, size) of a section."""
         offset, size = struct.unpack_from("<QQ", self.data, self.section_entry(kind) + 8)
         return offset, size
+
+    def kinds(self) -> list[int]:
+        """Kinds of the sections, in the order of the table."""
+        (count,) = struct.unpack_from("<I", self.data, 40)
+        return [struct.unpack_from("<I", self.data, 128 + 64 * i)[0] for i in range(count)]
+
+    def add_section(self, kind: int, data: bytes) -> None:
+        """Put a section into the gap in front of the trunk, or behind everything; hashes are left alone."""
+        kinds = self.kinds()
+        at = sum(1 for other in kinds if other < kind)
+        offset = -(-sum(self.section(kinds[at - 1])) // PAGE) * PAGE
+        if at == len(kinds):
+            self.data += bytes(-len(self.data) % PAGE) + data + bytes(-len(data) % PAGE)
+            self.u64(32, len(self.data))
+        else:
+            assert offset + len(data) <= self.section(kinds[at])[0], "there is no room in front of the next section"
+            self.put(offset, data)
+        entry, end = 128 + 64 * at, 128 + 64 * len(kinds)
+        self.put(entry + 64, bytes(self.data[entry:end]))
+        self.put(entry, struct.pack("<IIQQQ32s", kind, 0, offset, len(data), 0, bytes(32)))
+        self.u32(40, len(kinds) + 1)
 
     def block(self, name: str, number: int = 0) -> int:
         """Offset of the payload of the number-th block of a type."""
@@ -149,7 +171,7 @@ class Forge:
             hashes, digest = tree(self.data[extent.offset : extent.offset + extent.size])
             self.put(extent.offset + extent.size, hashes)
             self.put(extent.at + 32, digest)
-        for kind in (TOKENIZER, PROVENANCE):
+        for kind in (kind for kind in self.kinds() if kind in HASHED):
             offset, size = self.section(kind)
             self.put(self.section_entry(kind) + 32, tree(self.data[offset : offset + size])[1])
 

@@ -30,6 +30,13 @@ def assert_passes(name: str, *arguments: str | Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
+def run_native(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a C program to its end, whatever that is."""
+    return subprocess.run(
+        [program(name), *arguments], capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+    )
+
+
 def outcome(name: str, cases: Iterable[str], path: Path) -> tuple[int, str]:
     """Write the cases to a file, run the test on it: exit code and everything it printed."""
     path.write_text("\n".join(cases) + "\n", encoding="ascii")

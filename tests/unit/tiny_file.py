@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""The smallest file that has everything: every section, every dtype, padded rows and columns.
+
+The parts that the converter does not write are made here from docs/format.md with structs of
+their own, as `forge` does it, so that a mistake of the package is not repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from colibri._spec import DType, Pretokenizer, TokenizerFlag
+from colibri.job import Job, Precision, run_job
+from colibri.layout import F32
+from colibri.tokenizer import TokenizerSpec
+from colibri.writer import Slot
+from forge import CALIBRATION, SIGNATURE, Forge
+from synthetic import Shape, records_of, tensor_values
+
+# Two layers, so that the calibration has pairs; every expert is used by every token.
+SHAPE = Shape(
+    hidden=24, vocabulary=19, layers=2, heads=2, kv_heads=1, head_dim=8, value_dim=8, rope_pairs=4,
+    intermediate=20, experts=2, top_k=2, context=16,
+    precision=Precision(DType.INT4, DType.F16, DType.F32, head=DType.INT8, embeddings=DType.BF16),
+)  # fmt: skip
+
+
+def tokenizer() -> bytes:
+    """A tokenizer with every array of the section."""
+    spec = TokenizerSpec(
+        tokens=[b"<s>", b"</s>", *(bytes((b,)) for b in b"ab c1\n"), b"ab", b"abc", b"  ", b"", b"cc"],
+        merges=[(2, 3, 0, 8), (8, 5, 1, 9)],
+        pretokenizer=Pretokenizer.QWEN2,
+        flags=int(TokenizerFlag.ADD_BOS | TokenizerFlag.IGNORE_MERGES),
+        specials=[0, 1],
+        ends=[1],
+        bos_id=0,
+        unk_id=4,
+        literals=[10, 12],
+        class_ranges=[(9, 13, 3), (32, 32, 3), (48, 57, 2), (97, 122, 1)],
+        chat_prefix=[0, 2],
+        chat_suffix=[1],
+        unicode_version=0x0E0000,
+    )
+    return spec.to_section()
+
+
+def calibration(layers: int, tokens: int = 7) -> bytes:
+    """Both experts of every layer are chosen by every token; each is followed by both."""
+    experts = SHAPE.experts
+    pairs = experts * experts * (layers - 1)
+    data = struct.pack("<IIII", layers, tokens, pairs, 0)
+    for index in range(layers):
+        data += struct.pack("<IIII", index, experts, SHAPE.top_k, pairs if index == 0 else 0)
+    data += struct.pack("<I", tokens) * (layers * experts)
+    for expert in range(experts):
+        for following in range(experts if layers > 1 else 0):
+            data += struct.pack("<II", expert << 16 | following, tokens)
+    return data
+
+
+def signature() -> bytes:
+    """A section whose structure is right; no key made the signature."""
+    data = struct.pack("<II", 1, 0) + bytes(range(32)) + bytes(range(100, 132)) + bytes(range(64))
+    return data + hashlib.sha256(data).digest()
+
+
+@cache
+def everything(layers: int = 2) -> bytes:
+    """The file with every section."""
+    job = Job(
+        records_of(replace(SHAPE, layers=layers)),
+        lambda slot, first, end: _rows(slot)[first:end],
+        SHAPE.precision,
+        tokenizer(),
+        {"recipe": "tiny", "licence": "MIT"},
+    )
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tiny.colibri"
+        run_job(job, path, threads=1, quiet=True)
+        forge = Forge(path.read_bytes())
+    forge.add_section(CALIBRATION, calibration(layers))
+    forge.add_section(SIGNATURE, signature())
+    forge.u64(24, 3)  # optional features: signed, calibrated
+    forge.rehash_weights()
+    forge.rehash_root()
+    return bytes(forge.data)
+
+
+def _rows(slot: Slot) -> F32:
+    return tensor_values(slot, 3)
+
+
+if __name__ == "__main__":
+    import sys
+
+    Path(sys.argv[1]).write_bytes(everything(int(sys.argv[2])))
