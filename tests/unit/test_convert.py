@@ -3,9 +3,16 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
+import os
+import resource
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +35,10 @@ from colibri._spec import (
     RouterScore,
     Scope,
 )
+from colibri.cli import main
 from colibri.convert import convert
 from colibri.errors import ColibriError
+from colibri.files import create_temporary, remove_stale, write_file
 from colibri.format import ModelFile, open_model
 from colibri.job import Precision, run_job
 from colibri.layout import F32, unpack
@@ -264,6 +273,316 @@ def test_the_report_has_every_tensor(tmp_path: Path) -> None:
     assert 0.05 < stats.relative < 0.1
     assert report.by_role()["expert_down", DType.INT4][0] == 6
     assert any("expert_down" in line and "int4" in line for line in report.lines())
+
+
+# ---- other containers of the same weights -------------------------------------------------------
+
+
+def torch_checkpoint(folder: Path, shards: int = 1, zipped: bool = True) -> Path:
+    """CONFIG with its weights as pytorch_model.bin, or in shards with an index."""
+    import torch
+
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    tensors = {name: torch.from_numpy(array) for name, array in mixtral_weights().items()}
+    index: dict[str, str] = {}
+    for i in range(shards):
+        name = "pytorch_model.bin" if shards == 1 else f"pytorch_model-{i:05}-of-{shards:05}.bin"
+        part = dict(list(tensors.items())[i::shards])
+        torch.save(part, folder / name, _use_new_zipfile_serialization=zipped)
+        index |= dict.fromkeys(part, name)
+    if shards > 1:
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    return folder
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickled_weights_give_the_tensors_of_safetensors(shards: int, zipped: bool, tmp_path: Path) -> None:
+    model = converted(torch_checkpoint(tmp_path / "hf", shards, zipped))
+    check_against(model, mixtral_weights())
+    data = model.provenance()["source"]
+    assert data["format"] == "torch"
+    assert len(data["sha256"]) == 1 + shards + (shards > 1)
+
+
+def test_safetensors_are_preferred_to_pickles(tmp_path: Path) -> None:
+    source = torch_checkpoint(tmp_path / "hf")
+    save_file(mixtral_weights(), source / "model.safetensors")
+    (source / "pytorch_model.bin").write_bytes(b"not read")
+    assert converted(source).provenance()["source"]["format"] == "safetensors"
+
+
+def test_a_folder_without_weights_says_what_is_missing(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf")
+    (source / "model.safetensors").unlink()
+    error = refusal(source)
+    assert "has neither model.safetensors nor pytorch_model.bin, nor an index of one" in error.message
+    assert error.code == Code.OPEN
+
+
+def test_a_pickle_that_is_no_state_dict_ends_with_exit_code_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = torch_checkpoint(tmp_path / "hf")
+    (source / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nsystem\n(tR.")
+    assert main(["convert", str(source), "-o", str(tmp_path / "m.colibri"), "-q", "--no-tokenizer"]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "colibri: use state_dict only: pytorch_model.bin holds the name os.system; save model.state_dict()\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+# ---- whole or not at all ------------------------------------------------------------------------
+
+
+def command(source: Path, output: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "colibri", "convert", str(source), "-o", str(output), "-q", *more]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(MODELS.parents[1] / "engine")}
+
+
+def test_the_number_of_threads_does_not_change_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("colibri.job.part_rows", lambda columns: 8)  # many parts in flight
+    files = []
+    for threads in (1, 2, 3, 8):
+        run_job(load_recipe(MODELS / "tiny.toml"), tmp_path / "m.colibri", threads, quiet=True)
+        files.append((tmp_path / "m.colibri").read_bytes())
+    monkeypatch.undo()
+    run_job(load_recipe(MODELS / "tiny.toml"), tmp_path / "m.colibri", 1, quiet=True)
+    assert set(files) == {(tmp_path / "m.colibri").read_bytes()}
+
+
+# Runs a conversion again and again, each in a process of its own that kills itself around one of the
+# system calls that make the file: at the N-th, before it (0) or after it (1). Prints how each ended.
+KILLED = """
+import hashlib, json, os, random, signal, sys
+from pathlib import Path
+import colibri.convert, colibri.recipe
+from colibri.cli import main
+
+output, arguments = Path(sys.argv[1]), ["convert", sys.argv[2], "-o", sys.argv[1], "-q", "-j", "1"]
+
+def convert(moment, after):
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    left = moment
+
+    def dying(call):
+        def wrapper(*arguments, **named):
+            nonlocal left
+            left -= 1
+            if left < 0 and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*arguments, **named)
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return wrapper
+
+    for name in ("open", "ftruncate", "pwrite", "fsync", "replace", "unlink", "close"):
+        setattr(os, name, dying(getattr(os, name)))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    main(arguments)
+    os._exit(min(moment - left, 250) if moment >= 10 ** 6 else 0)  # calls that there were
+
+calls = convert(10 ** 6, 0)
+dice = random.Random(1)
+moments = [*range(6), *(dice.randrange(6, calls - 8) for _ in range(14)), *range(calls - 8, calls)]
+rounds = []
+for i, moment in enumerate(moments):
+    output.unlink(missing_ok=True)
+    if i % 3:
+        output.write_bytes(b"an old file")
+    status = convert(moment, i % 2)
+    found = hashlib.sha256(output.read_bytes()).hexdigest() if output.exists() else None
+    others = [path.name for path in output.parent.iterdir() if path != output]
+    rounds.append([moment, status, bool(i % 3), found, others])
+print(json.dumps([calls, rounds]))
+"""
+
+
+def test_a_killed_conversion_leaves_the_old_file_or_none_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    source, output = MODELS / "tiny-f32.toml", tmp_path / "m.colibri"
+    run_job(load_recipe(source), output, 1, quiet=True)
+    digest = hashlib.sha256(output.read_bytes()).hexdigest()
+    old = hashlib.sha256(b"an old file").hexdigest()
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(output), str(source)],
+        env=environment(), capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    calls, rounds = json.loads(done.stdout)
+    assert 30 < calls < 250
+    assert len(rounds) == 28
+    ends, killed = set(), 0
+    for moment, status, was_there, found, others in rounds:
+        assert status in (0, -signal.SIGKILL), moment
+        killed += status != 0
+        assert found in ((digest, old if was_there else None) if status else (digest,)), moment
+        assert len(others) <= 1, moment  # each run removes what the one before left
+        ends.add((found == digest, bool(others)))
+    assert killed >= 22
+    assert ends >= {(False, True), (False, False), (True, False)}
+    run_job(load_recipe(source), output, 1, quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.colibri"]
+
+
+def test_conversions_killed_at_random_times_leave_the_old_file(tmp_path: Path) -> None:
+    text = (MODELS / "tiny.toml").read_text().replace("hidden = 80", "hidden = 512").replace("layers = 3", "layers = 9")
+    (tmp_path / "big.toml").write_text(text.replace("intermediate = 104", "intermediate = 1024"))
+    output = tmp_path / "m.colibri"
+    output.write_bytes(b"an old file")
+    for delay in np.random.default_rng(2).uniform(0, 0.4, 6):
+        process = subprocess.Popen(
+            command(tmp_path / "big.toml", output), env=environment(),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        deadline = time.monotonic() + 60
+        while process.poll() is None and not list(tmp_path.glob(".m.colibri.*.tmp")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(delay)
+        process.kill()
+        process.wait()
+        assert process.returncode == -signal.SIGKILL, "the conversion is too short to be killed"
+        assert output.read_bytes() == b"an old file"
+        # Each run removed what the one before left.
+        assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_temporary_files_of_others_stay(tmp_path: Path) -> None:
+    output = tmp_path / "m.colibri"
+    stale = tmp_path / ".m.colibri.0123456789abcdef.tmp"
+    kept = [
+        tmp_path / name
+        for name in (".m.colibri.0123456789abcde.tmp", ".n.colibri.0123456789abcdef.tmp", ".m.colibri.tmp", "m.tmp")
+    ]
+    for path in (stale, *kept):
+        path.write_bytes(b"x")
+    living, path = create_temporary(output)  # as a run that is at work
+    link = tmp_path / ".m.colibri.aaaaaaaaaaaaaaaa.tmp"
+    link.symlink_to(kept[0])
+    os.mkfifo(tmp_path / ".m.colibri.bbbbbbbbbbbbbbbb.tmp")
+    try:
+        run_job(load_recipe(MODELS / "tiny.toml"), output, quiet=True)
+        assert path.exists()
+        assert not stale.exists()
+        assert all(other.exists() for other in kept)
+        assert link.is_symlink()
+    finally:
+        os.close(living)
+    remove_stale(output)
+    assert not path.exists()
+
+
+def test_two_conversions_to_one_name_do_not_disturb_each_other(tmp_path: Path) -> None:
+    output = tmp_path / "m.colibri"
+    processes = [
+        subprocess.Popen(command(MODELS / f"{name}.toml", output), env=environment(), stderr=subprocess.PIPE)
+        for name in ("tiny", "tiny-f32", "tiny")
+    ]
+    for process in processes:
+        _, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
+    open_model(output).verify()
+    assert [path.name for path in tmp_path.iterdir()] == ["m.colibri"]
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, after: int = 0) -> None:
+    """The system call fails, from its `after`-th use on."""
+    real = getattr(os, call)
+    left = after
+
+    def fails(*arguments: Any, **named: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            return real(*arguments, **named)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, fails)
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "after", "code", "message"),
+    [
+        ("pwrite", errno.ENOSPC, 0, Code.IO, "No space left on device"),
+        ("pwrite", errno.ENOSPC, 5, Code.IO, "No space left on device"),
+        ("pwrite", errno.EDQUOT, 5, Code.IO, "Disk quota exceeded"),
+        ("ftruncate", errno.EFBIG, 0, Code.OPEN, "File too large"),
+        ("fsync", errno.EIO, 0, Code.IO, "Input/output error"),
+        ("replace", errno.EROFS, 0, Code.IO, "Read-only file system"),
+    ],
+)
+def test_a_full_or_broken_disk_is_an_error_that_names_the_file(
+    call: str, number: int, after: int, code: Code, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = load_recipe(MODELS / "tiny.toml")
+    output = tmp_path / "m.colibri"
+    output.write_bytes(b"an old file")
+    failing(monkeypatch, call, number, after)
+    with pytest.raises(ColibriError) as caught:
+        run_job(job, output, 1, quiet=True)
+    monkeypatch.undo()
+    assert caught.value.message == f"{output}: {message}"
+    assert caught.value.code == code
+    assert output.read_bytes() == b"an old file"
+    assert [path.name for path in tmp_path.iterdir()] == ["m.colibri"]
+
+
+def test_a_limit_of_the_file_size_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(MODELS / "tiny.toml", tmp_path / "m.colibri"),
+        env=environment(), capture_output=True, text=True, check=False, timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"colibri: {tmp_path}/m.colibri: File too large\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_names_the_file() -> None:
+    job = load_recipe(MODELS / "tiny.toml")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "m.colibri").write_bytes(b"an old file")
+        folder.chmod(0o555)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)  # permissions do not bind root
+        try:
+            with pytest.raises(ColibriError, match=r"m\.colibri: Permission denied") as caught:
+                run_job(job, folder / "m.colibri", quiet=True)
+        finally:
+            if root:
+                os.seteuid(0)
+        folder.chmod(0o755)
+        assert caught.value.code == Code.OPEN
+        assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("m.colibri", b"an old file")]
+
+
+def test_a_folder_that_is_not_there_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ColibriError, match=r"none/m\.colibri: No such file") as caught:
+        run_job(load_recipe(MODELS / "tiny.toml"), tmp_path / "none" / "m.colibri", quiet=True)
+    assert caught.value.code == Code.OPEN
+
+
+def test_small_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "report.json"
+    write_file(target, b"one")
+    failing(monkeypatch, "fsync", errno.ENOSPC)
+    with pytest.raises(OSError, match="No space left"):
+        write_file(target, b"two")
+    monkeypatch.undo()
+    assert target.read_bytes() == b"one"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
 # ---- refused ------------------------------------------------------------------------------------
