@@ -91,11 +91,13 @@ lint check-gen sanitizers clang reproducible fuzz:
 planted: setup ## plant one bug at a time in a copy of the engine: the bit comparison must find each
 	@PYTHONPATH=engine $(VENV)/python tests/unit/planted_bugs.py
 
-.PHONY: bench bench-kernels bench-memory bench-peer
+.PHONY: bench bench-kernels bench-memory bench-peer bench-plan
 bench: setup-demo engine $(if $(PEER),bench-peer) ## decode and prefill of three sizes, beside llama.cpp with PEER=1
 	@PYTHONPATH=engine $(VENV)/python tests/bench/speed.py
 bench-memory: setup-demo engine $(if $(PEER),bench-peer) ## models larger than memory, start-up, tail of token times (root)
 	@PYTHONPATH=engine $(VENV)/python tests/bench/memory.py
+bench-plan: setup-demo engine ## predictions of colibri plan against measurements (root)
+	@COLIBRI_LIBRARY=build/host/libcolibri.so PYTHONPATH=engine $(VENV)/python tests/bench/plan_grid.py
 bench-kernels: engine ## kernel speeds of this machine
 	@build/host/checkkernels --bench
 bench-peer: setup-demo ## build llama.cpp in ~/.cache/colibri/bench: what benchmarks are compared with
