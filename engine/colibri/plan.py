@@ -219,6 +219,7 @@ def _activation(shape: _Shape, t: int, b: int, s: int, n: int) -> int:
         buf(4 * shape.vocabulary)  # logits
         + buf(8 * shape.vocabulary)  # sampler: weight and id
         + buf(4 * shape.layers * b * r)  # routing
+        + buf(4 * t)  # ids
     )
     scratch = (
         2 * buf(4 * b * h)  # x, normed

@@ -41,7 +41,7 @@ def test_the_rows_of_a_small_model_are_those_of_the_document() -> None:
 
     # hidden 72, q and o 64, k and v 32 each, vocabulary 101, 5 experts of 88, top 2, ffn 120
     assert found.kv_bytes == 3 * 2 * (2 * buf(2 * 10 * 16 * 4))
-    session = buf(4 * 104) + buf(8 * 104) + buf(4 * 2 * 4 * 2)
+    session = buf(4 * 104) + buf(8 * 104) + buf(4 * 2 * 4 * 2) + buf(4 * 10)
     scratch = (
         2 * buf(4 * 4 * 96) + buf(4 * 4 * 64) + buf(4 * 4 * 64) + buf(4 * 4 * 64) + 2 * buf(4 * 4 * 8)
         + buf(4 * 96) + 2 * buf(4 * 4 * 3) + 2 * buf(4 * 10) + buf(4 * 4 * 8) + 4 * buf(4 * 4 * 2) + buf(4 * 6)

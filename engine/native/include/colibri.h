@@ -316,6 +316,49 @@ COLIBRI_API const uint64_t *colibri_expert_counts(const colibri_model *model, ui
 COLIBRI_API const int32_t *colibri_session_routing(const colibri_session *session, uint32_t layer,
                                                    uint32_t *tokens, uint32_t *top_k);
 
+/* ---- telemetry --------------------------------------------------------------------------- */
+
+/* How the experts of a layer were used since the model was opened; integers, the same everywhere. */
+typedef struct colibri_layer_telemetry {
+    uint32_t struct_size;
+    uint32_t layer, experts, top_k;
+    uint64_t choices;           /* sum of the counts: tokens x top_k */
+    uint32_t entropy_millibits; /* of the choices: log2(experts) x 1000 when all are used alike */
+    uint32_t hottest;           /* the expert chosen most often */
+    uint32_t hottest_percent;   /* ... of the mean: 100 x experts / top_k at most */
+    uint32_t hot;               /* experts above 300 % of the mean; 0 before 8 uses per expert */
+    uint32_t has_profile;       /* the file has a calibration profile */
+    uint32_t drift_permille;    /* half the sum of the differences of the shares: 0 as calibrated */
+} colibri_layer_telemetry;
+
+/* t->struct_size must be set. ARGUMENT for a layer without experts. Not while a call runs. */
+COLIBRI_API int colibri_layer_telemetry_get(const colibri_model *model, uint32_t layer,
+                                            colibri_layer_telemetry *t);
+/* One count of colibri_expert_counts; 0 for a layer or expert that does not exist. */
+COLIBRI_API uint64_t colibri_expert_call_count(const colibri_model *model, uint32_t layer,
+                                               uint32_t expert);
+
+/* ---- snapshots --------------------------------------------------------------------------- */
+
+/*
+ * The state of a session in memory: ids, logits, KV cache. The library touches no file. Restored,
+ * a session continues with the same bits as if it had computed the tokens itself; the sampler is
+ * not part of it, the number of tokens it has chosen is. docs/format.md has the layout.
+ */
+/* Bytes that colibri_session_save needs now; 0 without logits: append at least one token. */
+COLIBRI_API uint64_t colibri_session_snapshot_bytes(const colibri_session *session);
+/* Errors: ARGUMENT (nothing to save, capacity too small), BUSY. */
+COLIBRI_API int colibri_session_save(colibri_session *session, void *memory, size_t capacity,
+                                     colibri_error *error);
+/*
+ * memory: any bytes, any alignment; everything is checked before the session changes. Errors:
+ * SNAPSHOT (malformed, damaged), SNAPSHOT_OTHER (another model or KV type), CONTEXT_FULL, BUSY.
+ */
+COLIBRI_API int colibri_session_restore(colibri_session *session, const void *memory, size_t bytes,
+                                        colibri_error *error);
+/* Ids of the sequence: [*count], valid until the next call on the session. */
+COLIBRI_API const int32_t *colibri_session_ids(const colibri_session *session, uint32_t *count);
+
 COLIBRI_API const char *colibri_strerror(int code);
 /* The exit code a command gives for an error code. */
 COLIBRI_API int colibri_exit_code(int code);

@@ -133,12 +133,13 @@ void cb_cache_init(struct cb_cache *c, void *memory, uint32_t layers, uint32_t e
     cb_cache_step(c);
 }
 
-void cb_cache_profile(struct cb_cache *c, uint32_t layer, const uint32_t *counts, uint32_t tokens)
+void cb_cache_profile(struct cb_cache *c, uint32_t layer, const uint32_t *counts, uint32_t experts,
+                      uint32_t tokens)
 {
     struct cb_cache_expert *x = c->expert + (size_t)layer * c->experts;
     uint32_t i;
 
-    for (i = 0; i < c->experts; i++) {
+    for (i = 0; i < experts; i++) {
         x[i].rate = (uint32_t)((uint64_t)counts[i] * ONE / tokens);
         x[i].cell = cell_of(x[i].age, x[i].rate);
     }

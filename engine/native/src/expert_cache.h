@@ -45,8 +45,9 @@ struct cb_cache {
 uint64_t cb_cache_bytes(uint32_t layers, uint32_t experts, uint32_t slots);
 void cb_cache_init(struct cb_cache *c, void *memory, uint32_t layers, uint32_t experts,
                    uint32_t slots);
-/* Optional, after init: how often each expert of a layer was chosen by `tokens` tokens. */
-void cb_cache_profile(struct cb_cache *c, uint32_t layer, const uint32_t *counts, uint32_t tokens);
+/* Optional, after init: how often each of a layer's experts was chosen by `tokens` tokens. */
+void cb_cache_profile(struct cb_cache *c, uint32_t layer, const uint32_t *counts, uint32_t experts,
+                      uint32_t tokens);
 /* A batch begins. */
 void cb_cache_step(struct cb_cache *c);
 /* The slot that holds an expert, or CB_NONE_INDEX. Changes nothing. */

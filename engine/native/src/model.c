@@ -233,6 +233,7 @@ static void take_sessions(colibri_model *m)
         s->candidates = cb_arena_take(&m->arena, 8 * (uint64_t)m->shape.logits);
         s->routing = cb_arena_take(&m->arena, 4 * (uint64_t)m->block.layers * m->plan.batch_tokens *
                                                   m->shape.top_k);
+        s->ids = cb_arena_take(&m->arena, 4 * (uint64_t)m->plan.context_tokens);
     }
 }
 
@@ -381,6 +382,7 @@ static int open_tokenizer(colibri_model *m, colibri_error *error)
 static int open_calibration(colibri_model *m, colibri_error *error)
 {
     const struct cb_section *s = &m->container.sections[CB_SECTION_CALIBRATION];
+    uint32_t i;
     int code;
 
     if (!s->present)
@@ -389,6 +391,13 @@ static int open_calibration(colibri_model *m, colibri_error *error)
     if (code == 0)
         code = cb_calibration_open(&m->calibration, m->file.base + s->offset, (size_t)s->size,
                                    s->offset, m, error);
+    for (i = 0; code == 0 && cb_is_streamed(m) && i < m->block.layers; i++) {
+        const uint32_t *counts = cb_calibration_counts(&m->calibration, i);
+
+        if (counts != NULL)
+            cb_cache_profile(&m->residency.cache, i, counts, cb_model_layer(m, i)->r.moe.experts,
+                             m->calibration.tokens);
+    }
     return code;
 }
 

@@ -96,6 +96,7 @@ struct colibri_session {
     float *logits;                  /* [V] */
     struct cb_candidate *candidates; /* [V]; the head writes its logits here first */
     int32_t *routing;               /* [L][B * R] */
+    int32_t *ids;                   /* [T] of the sequence */
     uint32_t position;
     uint32_t batch;                 /* tokens of the last batch, for colibri_session_routing */
     uint64_t sampled;               /* tokens sampled since the start or a reset */

@@ -116,7 +116,8 @@ static void plan_activation(colibri_plan *p, const struct cb_shape *s)
     uint64_t b = p->batch_tokens, choices = b * s->top_k, g = CB_GROUP_COLUMNS;
     uint64_t session = cb_buffer_bytes(4 * (uint64_t)s->logits) + /* logits */
                        cb_buffer_bytes(8 * (uint64_t)s->logits) + /* sampler: weight and id */
-                       cb_buffer_bytes(4 * s->layers * choices);  /* routing */
+                       cb_buffer_bytes(4 * s->layers * choices) + /* routing */
+                       cb_buffer_bytes(4 * (uint64_t)p->context_tokens); /* ids */
 
     p->activation_bytes =
         p->max_sessions * session +

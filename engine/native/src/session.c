@@ -140,6 +140,7 @@ static int append_batches(colibri_session *s, const void *ids, size_t count, col
         if (code != 0)
             break;
         count_choices(s, tokens);
+        memcpy(s->ids + s->position, batch, tokens * sizeof batch[0]);
         s->position += (uint32_t)tokens;
         ids = (const char *)ids + tokens * sizeof batch[0];
         count -= tokens;
