@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike, fsencode
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -22,6 +23,7 @@ from colibri import _ffi
 from colibri._spec import DEFAULT_TEXT_BYTES, Code
 from colibri.errors import ColibriError
 from colibri.plan import RESIDENCIES, MemoryPlan
+from colibri.verify import KEY_BYTES, SIGNED_ONLY_VARIABLE, environment_word, load_public_key
 
 if TYPE_CHECKING:
     from colibri.operators import F32
@@ -170,8 +172,15 @@ class Engine(_Closing):
         prefetch_depth: int = DEFAULT_PREFETCH_DEPTH,
         direct_io: str = "auto",
         isa: str | None = None,
+        public_key: bytes | None = None,
+        require_signature: bool = False,
     ) -> None:
-        """Open a `.colibri` file; the options are those of colibri.h, 0 = default."""
+        """Open a `.colibri` file; the options are those of colibri.h, 0 = default.
+
+        `public_key`: 32 bytes (`colibri.verify.load_public_key`); what it did not sign is refused.
+        """
+        if public_key is not None and len(public_key) != KEY_BYTES:
+            raise ColibriError(Code.ARGUMENT, f"public_key has {len(public_key)} bytes, must have {KEY_BYTES}")
         self._library = _ffi.load()
         options = _ffi.ModelOptions()
         self._library.colibri_model_options_default(ctypes.byref(options))
@@ -190,6 +199,8 @@ class Engine(_Closing):
         options.prefetch_depth = _unsigned("prefetch_depth", prefetch_depth)
         options.direct_io = _choice("direct_io", direct_io, DIRECT_IO_NAMES)
         options.isa = None if isa is None else isa.encode()
+        options.public_key = public_key
+        options.require_signature = int(require_signature)
         handle = ctypes.c_void_p()
         error = _ffi.ErrorStruct()
         code = self._library.colibri_model_open(
@@ -539,6 +550,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefetch", type=int, default=DEFAULT_PREFETCH_DEPTH, help="experts read ahead; 0 = none")
     parser.add_argument("--direct-io", choices=DIRECT_IO_NAMES, default="auto", help="read past the page cache")
     parser.add_argument("--isa", help="kernels to use; default: the best")
+    parser.add_argument("--public-key", metavar="FILE", type=Path, help="refuse a model that this key did not sign")
+    parser.add_argument("--signed-only", action="store_true", help="refuse a model without a signature")
     parser.add_argument("--ignore-end", action="store_true", help="go on behind an end token")
     parser.add_argument("--print-ids", action="store_true", help="print the ids on stderr")
     parser.add_argument("--logits-sha256", action="store_true", help="print their hash on stderr")
@@ -558,8 +571,16 @@ def run_command(args: argparse.Namespace) -> int:
         raise ColibriError(Code.ARGUMENT, "give the prompt either with -p TEXT or with --ids 1,2,3")
     if args.tokens < 1:
         raise ColibriError(Code.ARGUMENT, f"-n {args.tokens}; generate at least 1 token")
+    if environment_word("COLIBRI_VERIFY_CHUNKS") and args.verify != "open":
+        args.verify = "always"
+    if environment_word("COLIBRI_VERIFY_MODEL_HASH"):
+        args.verify = "open"
+    if environment_word("COLIBRI_LOCK", "require", "try"):
+        args.lock = "require"
     with Engine(
         args.model,
+        public_key=None if args.public_key is None else load_public_key(args.public_key),
+        require_signature=args.signed_only or environment_word(SIGNED_ONLY_VARIABLE),
         threads=args.threads,
         context_tokens=args.context,
         batch_tokens=args.batch,

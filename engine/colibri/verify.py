@@ -164,15 +164,15 @@ def check_golden(model: ModelFile, signature: Signature | None) -> bool:
     return True
 
 
-def signed_only_wanted(option: bool) -> bool:
-    """The option, or the environment's wish, which can only tighten it."""
-    value = os.environ.get(SIGNED_ONLY_VARIABLE, "")
-    if value not in ("", "0", "1"):
+def environment_word(name: str, tighten: str = "1", neutral: str = "0") -> bool:
+    """Whether the environment tightens an option; a word that is neither is refused."""
+    value = os.environ.get(name, "")
+    if value not in ("", tighten, neutral):
         raise ColibriError(
             Code.ARGUMENT,
-            f"environment variable {SIGNED_ONLY_VARIABLE} is {value!r}: set it to '1' or '0', or unset it",
+            f"environment variable {name} is {value!r}: set it to {tighten!r} or {neutral!r}, or unset it",
         )
-    return option or value == "1"
+    return value == tighten
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -190,7 +190,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 def verify_command(args: argparse.Namespace) -> int:
     """`colibri verify`."""
     public_key = None if args.public_key is None else load_public_key(args.public_key)
-    signed_only = signed_only_wanted(args.signed_only)
+    signed_only = args.signed_only or environment_word(SIGNED_ONLY_VARIABLE)
     with open_model(args.model) as model:
         if args.root is not None and args.root.lower() != model.root.hex():
             raise ColibriError(Code.ROOT_MISMATCH, f"{args.model} has the root {model.root.hex()}, not {args.root}")
