@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -38,7 +37,8 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         nargs="?",
         metavar="SOURCE",
-        help="a Hugging Face directory (config.json, safetensors), a GGUF file, or a recipe (.toml)",
+        help="a Hugging Face directory (config.json with safetensors or pytorch_model.bin), a GGUF file, "
+        "or a recipe (.toml)",
     )
     parser.add_argument("--recipe", metavar="FILE", type=Path, help="the same as a recipe as SOURCE")
     parser.add_argument(
@@ -64,19 +64,6 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no error report")
 
 
-def _write_text(path: Path, text: str) -> None:
-    """Temporary file, fsync, rename."""
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _convert(args: argparse.Namespace) -> int:
     if (args.source is None) == (args.recipe is None):
         raise ColibriError(Code.ARGUMENT, "give either SOURCE or --recipe FILE")
@@ -89,7 +76,7 @@ def _convert(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise ColibriError(Code.UNSUPPORTED, "converting needs numpy; install colibri-moe[convert]") from error
     from colibri.convert import convert
-    from colibri.files import refuse_output
+    from colibri.files import refuse_output, write_file
     from colibri.job import Precision, run_job
     from colibri.recipe import load_recipe
 
@@ -126,7 +113,7 @@ def _convert(args: argparse.Namespace) -> int:
             name: {"dtype": dtype.name.lower(), "relative_rms_error": stats.relative, "largest_error": stats.largest}
             for name, (dtype, stats) in report.errors.items()
         }
-        _write_text(args.report, json.dumps(table, indent=1) + "\n")
+        write_file(args.report, (json.dumps(table, indent=1) + "\n").encode())
     if not args.quiet:
         for line in report.lines():
             print(line, file=sys.stderr)
@@ -141,6 +128,7 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("model", metavar="MODEL", help="a .colibri file")
     parser.add_argument("--json", action="store_true", help="everything, for programs")
+    parser.add_argument("--tensors", action="store_true", help="every tensor and hash; else equal layers are folded")
     parser.add_argument("-c", "--context", type=int, default=0, help="tokens of the KV cache, for the plan")
     parser.add_argument("-b", "--batch", type=int, default=0, help="prompt tokens per batch, for the plan")
     parser.add_argument(
@@ -177,7 +165,7 @@ def _inspect(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(as_json(model, options), indent=1))
         else:
-            for line in as_text(model, options):
+            for line in as_text(model, options, args.tensors):
                 print(line)
     return 0
 

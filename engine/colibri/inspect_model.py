@@ -1,15 +1,26 @@
 # SPDX-License-Identifier: MIT
-"""What `colibri inspect` shows of a file, as text or as JSON. Standard library only."""
+"""What `colibri inspect` shows of a file, as text or as JSON. Standard library only.
+
+Both read header, records, directory and the small sections; hashes are shown, not checked against
+the weights, and a signature is shown, not verified: that is `colibri verify`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from colibri._spec import DType, Scope
+from colibri._spec import Code, DType, Scope, SignatureAlgorithm
+from colibri.calibration import Profile
+from colibri.errors import ColibriError
 from colibri.format import ModelFile, TensorEntry
 from colibri.plan import MemoryPlan, PlanOptions, plan_file
+
+SCHEMA = 1  # of the JSON: keys are only added while this stays
+_MAX_DEPTH = 32  # of the provenance; what the converter writes has 3
+_LONG_TEXT = 160
 
 
 def _block(block: Any) -> dict[str, Any]:
@@ -61,10 +72,60 @@ def dtype_bytes(model: ModelFile) -> dict[DType, int]:
     return sizes
 
 
+def _plain(value: Any, depth: int = 0) -> Any:
+    """JSON of a foreign file as JSON that every reader takes: no NaN, no infinity, not too deep."""
+    if depth > _MAX_DEPTH:
+        raise ColibriError(Code.SECTION, f"the provenance is nested more than {_MAX_DEPTH} deep")
+    if isinstance(value, dict):
+        return {key: _plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, depth + 1) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _signature(model: ModelFile) -> dict[str, Any] | None:
+    """State of the signature; None: the file has none."""
+    found = model.signature
+    if found is None:
+        return None
+    golden = found.golden.hex() if any(found.golden) else None
+    return {"algorithm": SignatureAlgorithm.ED25519.name.lower(), "key_id": found.key_id.hex(), "golden_sha256": golden}
+
+
+def _busiest(profile: Profile) -> tuple[float, int, int] | None:
+    """(share of the mean, layer, expert) of the expert that was chosen most for its layer."""
+    best: tuple[float, int, int] | None = None
+    for layer, counts in zip(profile.layers, profile.counts, strict=True):
+        for expert, count in enumerate(counts):
+            share = count * len(counts) / sum(counts) if count else 0.0
+            if count and (best is None or share > best[0]):
+                best = (share, layer, expert)
+    return best
+
+
+def _calibration(profile: Profile | None) -> dict[str, Any] | None:
+    """Summary and counts of the calibration profile; None: the file has none."""
+    if profile is None:
+        return None
+    busiest = _busiest(profile)
+    return {
+        "tokens": profile.tokens,
+        "layers": [
+            {"layer": layer, "counts": list(counts), "unused": sum(1 for count in counts if not count)}
+            for layer, counts in zip(profile.layers, profile.counts, strict=True)
+        ],
+        "followers": sum(len(table) for table in profile.followers),
+        "busiest": None
+        if busiest is None
+        else {"layer": busiest[1], "expert": busiest[2], "of_the_mean": round(busiest[0], 4)},
+    }
+
+
 def as_json(model: ModelFile, options: PlanOptions) -> dict[str, Any]:
     """Everything the file says, for programs."""
     total, active = parameter_count(model)
     return {
+        "schema": SCHEMA,
         "file": {
             "bytes": model.file_bytes,
             "version": ".".join(map(str, model.version)),
@@ -72,7 +133,10 @@ def as_json(model: ModelFile, options: PlanOptions) -> dict[str, Any]:
             "required_features": model.required_features,
             "optional_features": model.optional_features,
         },
+        "signature": _signature(model),
+        "calibration": _calibration(model.calibration()),
         "parameters": {"total": total, "active": active},
+        "bytes_by_dtype": {dtype.name.lower(): size for dtype, size in sorted(dtype_bytes(model).items())},
         "sections": [
             {"kind": s.kind.name.lower(), "offset": s.offset, "size": s.size, "hash": s.hash.hex()}
             for s in model.sections.values()
@@ -92,7 +156,7 @@ def as_json(model: ModelFile, options: PlanOptions) -> dict[str, Any]:
             for e in model.extents
         ],
         "tensors": [_tensor(t) for t in model.tensors],
-        "provenance": model.provenance(),
+        "provenance": _plain(model.provenance()),
         "plan": asdict(plan_file(model, options)),
     }
 
@@ -101,29 +165,46 @@ def _size(count: int) -> str:
     return f"{count:>14,}"
 
 
-def _tensor_lines(model: ModelFile) -> Iterator[str]:
-    """Tensors as a tree; layers that are equal to the one before are folded."""
-    groups: dict[tuple[Scope, int | None], list[TensorEntry]] = {}
-    for tensor in model.tensors:
-        groups.setdefault((tensor.scope, tensor.layer), []).append(tensor)
-    shown: list[tuple[str, list[str]]] = []
-    for (scope, layer), tensors in groups.items():
-        lines = [
-            f"    {t.role.name.lower():<22} {t.dtype.name.lower():<5} {t.rows:>7} x {t.columns:<7}{_size(t.size)}"
-            for t in tensors
-        ]
+def _tensor_line(t: TensorEntry, indent: str) -> str:
+    name = f"{indent}{t.role.name.lower()}"
+    kind = f"{t.dtype.name.lower():<5} {t.layout.name.lower():<7}"
+    return f"{name:<25}{kind}{t.rows:>7} x {t.columns:<7}{_size(t.size)}"
+
+
+def _groups(model: ModelFile) -> dict[int | None, list[tuple[str, list[str]]]]:
+    """By layer (None: global): what is in it, and the lines of its tensors."""
+    groups: dict[int | None, list[tuple[str, list[str]]]] = {}
+    tensors: dict[tuple[int | None, Scope], list[str]] = {}
+    for t in model.tensors:
+        indent = "    " if t.scope == Scope.TRUNK else "      "
+        tensors.setdefault((t.layer, t.scope), []).append(_tensor_line(t, indent))
+    for (layer, scope), lines in sorted(tensors.items(), key=lambda item: (item[0][0] is not None, item[0])):
         experts = 0 if scope == Scope.TRUNK or layer is None else model.records.layers[layer].experts
-        name = "global" if layer is None else f"layer {layer}"
-        if experts:
-            name += f", each of {experts} experts"
-        if shown and layer is not None and shown[-1][1] == lines:
-            first = shown[-1][0].split(" .. ")[0]
-            shown[-1] = (f"{first} .. {name}", lines)
-        else:
-            shown.append((name, lines))
-    for name, lines in shown:
-        yield f"  {name}"
-        yield from lines
+        groups.setdefault(layer, []).append((f"each of {experts} experts" if experts else "", lines))
+    return groups
+
+
+def _tensor_lines(model: ModelFile, every: bool) -> Iterator[str]:
+    """Tensors as a tree by layer; unless `every`, layers that are equal to the one before are folded."""
+    groups = _groups(model)
+    layers = list(groups)
+    at = 0
+    while at < len(layers):
+        layer = layers[at]
+        last = at
+        while not every and layer is not None and last + 1 < len(layers) and groups[layers[last + 1]] == groups[layer]:
+            last += 1
+        yield "  global" if layer is None else f"  layer {layer}" + (f" .. layer {layers[last]}" if last > at else "")
+        for name, lines in groups[layer]:
+            if name:
+                yield f"    {name}"
+            yield from lines
+        if every:
+            for extent in model.extents:
+                if extent.layer == layer:
+                    which = "trunk" if extent.expert is None else f"expert {extent.expert}"
+                    yield f"    {which:<12} sha256 {extent.hash.hex()} {extent.size:,} bytes at {extent.offset}"
+        at = last + 1
 
 
 def _plan_lines(plan: MemoryPlan) -> Iterator[str]:
@@ -144,12 +225,45 @@ def _printable(value: object) -> str:
     )
 
 
-def as_text(model: ModelFile, options: PlanOptions) -> Iterator[str]:
-    """The same for people, line by line."""
+def _state_lines(model: ModelFile) -> Iterator[str]:
+    """Signature and calibration in a line each."""
+    found = model.signature
+    if found is None:
+        yield "signature: none"
+    else:
+        covered = "with its golden results" if any(found.golden) else "without golden results"
+        yield f"signature: ed25519, {covered}, key id {found.key_id.hex()} (colibri verify checks it)"
+    profile = model.calibration()
+    if profile is None:
+        yield "calibration: none"
+        return
+    busiest = _busiest(profile)
+    text = "" if busiest is None else f"; busiest: layer {busiest[1]} expert {busiest[2]}, {busiest[0]:.0%} of the mean"
+    unused = sum(1 for counts in profile.counts for count in counts if not count)
+    total = sum(map(len, profile.counts))
+    yield f"calibration: {profile.tokens} tokens, {unused} of {total} experts never chosen{text}"
+
+
+def _provenance_lines(value: Any, name: str = "") -> Iterator[str]:
+    """One line per value; a long text is counted, not shown (`--json` has it)."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _provenance_lines(item, f"{name}.{key}" if name else str(key))
+        return
+    text = str(value)
+    if "\n" in text.strip() or len(text) > _LONG_TEXT:
+        first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        text = f"{len(text)} characters: {first[:60]} ..."
+    yield f"  {_printable(name)}: {_printable(text.strip())}"
+
+
+def as_text(model: ModelFile, options: PlanOptions, every: bool = False) -> Iterator[str]:
+    """The same for people, line by line; `every`: all tensors and hashes of all layers."""
     block = model.records.model
     total, active = parameter_count(model)
     yield f"{model.path.name}: {model.file_bytes:,} bytes, format {model.version[0]}.{model.version[1]}"
     yield f"root {model.root.hex()}"
+    yield from _state_lines(model)
     yield f"parameters: {total:,}, of which a token uses {active:,}"
     yield (
         f"model: hidden {block.hidden}, vocabulary {block.vocabulary}, layers {block.layers}, "
@@ -172,18 +286,13 @@ def as_text(model: ModelFile, options: PlanOptions) -> Iterator[str]:
         yield f"  {count} x {text}"
     yield "sections:"
     for section in model.sections.values():
-        yield f"  {section.kind.name.lower():<22}{_size(section.size)}  at {section.offset}"
+        digest = f"  sha256 {section.hash.hex()[: None if every else 16]}" if any(section.hash) else ""
+        yield f"  {section.kind.name.lower():<22}{_size(section.size)}  at {section.offset}{digest}"
     yield "tensors:"
-    yield from _tensor_lines(model)
+    yield from _tensor_lines(model, every)
     yield "bytes by dtype:"
     for dtype, size in sorted(dtype_bytes(model).items()):
         yield f"  {dtype.name.lower():<22}{_size(size)}"
     yield from _plan_lines(plan_file(model, options))
     yield "provenance:"
-    for key, value in model.provenance().items():
-        if isinstance(value, dict):
-            for name, item in value.items():
-                text = str(item).split("\n", 1)[0].strip() if name != "text" else f"{len(str(item))} characters"
-                yield f"  {_printable(key)}.{_printable(name)}: {_printable(text)}"
-        else:
-            yield f"  {_printable(key)}: {_printable(value)}"
+    yield from _provenance_lines(_plain(model.provenance()))
