@@ -52,6 +52,8 @@ class ModelOptions(ctypes.Structure):
         ("isa", ctypes.c_char_p),
         ("public_key", ctypes.c_char_p),
         ("require_signature", ctypes.c_uint32),
+        ("stall_ms", ctypes.c_uint32),
+        ("debug_memory", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
     ]
 

@@ -150,6 +150,11 @@ typedef struct colibri_model_options {
     const uint8_t *public_key; /* ed25519, [32], read during the call: a model that this key did not
                                  sign, or nobody, is refused; NULL = the key of the build, if any */
     uint32_t require_signature; /* 1: refuse a model without a signature of the trusted key */
+    uint32_t stall_ms;        /* stream: COLIBRI_ERR_IO when storage does not answer for so long, at most
+                                 3,600,000; 0 = 30,000 */
+    uint32_t debug_memory;    /* 1: guards between all buffers, checked after every call; memory that
+                                 holds nothing is poisoned. COLIBRI_ERR_INTERNAL names what was overrun.
+                                 Takes some memory that the plan does not count */
     uint32_t reserved;        /* 0 */
 } colibri_model_options;
 
@@ -307,6 +312,36 @@ COLIBRI_API int colibri_model_info_get(const colibri_model *model, colibri_model
 COLIBRI_API int colibri_model_report(const colibri_model *model, colibri_report *report);
 /* Not while a call on the model runs. */
 COLIBRI_API int colibri_model_residency(const colibri_model *model, colibri_residency_stats *stats);
+typedef struct colibri_memory_report {
+    uint32_t struct_size;
+    uint32_t guards;            /* buffers with a guard behind them; 0: debug_memory is off */
+    uint32_t sessions_in_use;   /* not freed yet: before colibri_model_close, a leak */
+    uint32_t reserved;
+    uint64_t guard_bytes;       /* looked at by each check */
+    uint64_t checks, check_ns;  /* how often, and the time it took in all */
+    uint64_t poisoned_bytes;
+} colibri_memory_report;
+
+/* What debug_memory did since the model was opened. Not while a call on the model runs. */
+COLIBRI_API int colibri_model_memory(const colibri_model *model, colibri_memory_report *report);
+
+typedef struct colibri_defrag_report {
+    uint32_t struct_size;
+    uint32_t moved_slots;       /* experts that were copied into a lower slot */
+    uint32_t used_slots;        /* experts in memory: they are in the slots 0..used_slots - 1 now */
+    uint32_t reserved;
+    uint64_t moved_bytes;
+    uint64_t locked_bytes, unlocked_bytes;
+    uint64_t relocked_bytes;    /* locked now, and not before the call */
+} colibri_defrag_report;
+
+/*
+ * Compacts the pool of experts (stream mode), one slot at a time and without further memory, and
+ * locks everything again, verified. Results do not depend on it. report may be NULL.
+ * Errors: BUSY, IO (a read that is under way does not end), LOCK (with COLIBRI_LOCK_REQUIRE).
+ */
+COLIBRI_API int colibri_model_defrag(colibri_model *model, colibri_defrag_report *report,
+                                     colibri_error *error);
 /* Times each expert of a layer was chosen by this model's sessions, batches of calls that failed
  * later included: [experts]. NULL when none. */
 COLIBRI_API const uint64_t *colibri_expert_counts(const colibri_model *model, uint32_t layer,
@@ -406,7 +441,7 @@ COLIBRI_API void colibri_reset(colibri_ctx_t *ctx);
 COLIBRI_API void colibri_free(colibri_ctx_t *ctx);
 /* Vocabulary size of an open model, to size output_logits. */
 COLIBRI_API size_t colibri_vocabulary(const colibri_ctx_t *ctx);
-/* Re-locks the memory of every model opened by colibri_init; bytes that are locked, or < 0. */
+/* colibri_model_defrag for every model opened by colibri_init; bytes that are locked, or < 0. */
 COLIBRI_API int64_t colibri_defrag_memory(void);
 /* Error of the last failed compatibility call in this thread. */
 COLIBRI_API const colibri_error *colibri_last_error(void);

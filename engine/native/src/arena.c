@@ -19,5 +19,12 @@ void *cb_arena_take(struct cb_arena *a, uint64_t bytes)
     }
     buffer = a->mapping.base + a->used;
     a->used += (size_t)need;
+    cb_guards_add(&a->guards, a->name, buffer, bytes, need);
     return buffer;
+}
+
+void *cb_take(struct cb_arena *a, const char *name, uint64_t bytes)
+{
+    a->name = name;
+    return cb_arena_take(a, bytes);
 }

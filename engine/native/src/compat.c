@@ -174,10 +174,6 @@ void colibri_free(colibri_ctx_t *ctx)
     colibri_model_close(ctx->model);
 }
 
-/*
- * Nothing in the arena moves, so nothing fragments: what can go wrong meanwhile is the lock (a
- * limit was lowered, or raised). Lock again and say what is locked now.
- */
 int64_t colibri_defrag_memory(void)
 {
     colibri_ctx_t *ctx;
@@ -185,15 +181,14 @@ int64_t colibri_defrag_memory(void)
 
     lock_contexts();
     for (ctx = contexts; ctx != NULL; ctx = ctx->next) {
-        int code = cb_model_enter(ctx->model, "colibri_defrag_memory", &last_error);
+        colibri_defrag_report report = {.struct_size = sizeof report};
+        int code = colibri_model_defrag(ctx->model, &report, &last_error);
 
         if (code != 0) {
             locked = code;
             break;
         }
-        cb_model_lock(ctx->model);
-        locked += (int64_t)ctx->model->lock.locked;
-        cb_model_leave(ctx->model);
+        locked += (int64_t)report.locked_bytes;
     }
     unlock_contexts();
     return locked;

@@ -157,9 +157,9 @@ static int make_plan(struct opening *o, colibri_error *error)
 static void take_quantized(struct cb_arena *a, struct cb_quantized *q, uint64_t tokens,
                            uint64_t columns)
 {
-    q->q = cb_arena_take(a, tokens * columns);
-    q->d = cb_arena_take(a, 4 * tokens * (columns / CB_GROUP_COLUMNS));
-    q->s = cb_arena_take(a, 4 * tokens * (columns / CB_GROUP_COLUMNS));
+    q->q = cb_take(a, "q", tokens * columns);
+    q->d = cb_take(a, "d", 4 * tokens * (columns / CB_GROUP_COLUMNS));
+    q->s = cb_take(a, "s", 4 * tokens * (columns / CB_GROUP_COLUMNS));
     q->groups = (size_t)(columns / CB_GROUP_COLUMNS);
 }
 
@@ -171,36 +171,36 @@ static void take_scratch(colibri_model *m)
     uint64_t b = m->plan.batch_tokens, choices = b * shape->top_k;
     uint32_t i;
 
-    s->x = cb_arena_take(a, 4 * b * shape->hidden);
-    s->normed = cb_arena_take(a, 4 * b * shape->hidden);
-    s->q = cb_arena_take(a, 4 * b * shape->q);
-    s->kv = cb_arena_take(a, 4 * b * shape->kv);
-    s->o = cb_arena_take(a, 4 * b * shape->o);
-    s->cos = cb_arena_take(a, 4 * b * shape->pairs);
-    s->sin = cb_arena_take(a, 4 * b * shape->pairs);
+    s->x = cb_take(a, "x", 4 * b * shape->hidden);
+    s->normed = cb_take(a, "normed", 4 * b * shape->hidden);
+    s->q = cb_take(a, "q", 4 * b * shape->q);
+    s->kv = cb_take(a, "kv", 4 * b * shape->kv);
+    s->o = cb_take(a, "o", 4 * b * shape->o);
+    s->cos = cb_take(a, "cos", 4 * b * shape->pairs);
+    s->sin = cb_take(a, "sin", 4 * b * shape->pairs);
     take_quantized(a, &s->input, b, shape->input);
     for (i = 0; i < m->plan.threads; i++)
-        s->scores[i] = cb_arena_take(a, 4 * (uint64_t)m->plan.context_tokens);
-    s->router = cb_arena_take(a, 4 * b * cb_up(shape->experts, 8));
-    s->ids = cb_arena_take(a, 4 * choices);
-    s->weights = cb_arena_take(a, 4 * choices);
-    s->slots = cb_arena_take(a, 4 * choices);
-    s->tokens = cb_arena_take(a, 4 * choices);
-    s->starts = cb_arena_take(a, 4 * ((uint64_t)shape->experts + 1));
-    s->gate = cb_arena_take(a, 4 * b * shape->inner);
-    s->up = cb_arena_take(a, 4 * b * shape->inner);
+        s->scores[i] = cb_take(a, "scores", 4 * (uint64_t)m->plan.context_tokens);
+    s->router = cb_take(a, "router", 4 * b * cb_up(shape->experts, 8));
+    s->ids = cb_take(a, "ids", 4 * choices);
+    s->weights = cb_take(a, "weights", 4 * choices);
+    s->slots = cb_take(a, "slots", 4 * choices);
+    s->tokens = cb_take(a, "tokens", 4 * choices);
+    s->starts = cb_take(a, "starts", 4 * ((uint64_t)shape->experts + 1));
+    s->gate = cb_take(a, "gate", 4 * b * shape->inner);
+    s->up = cb_take(a, "up", 4 * b * shape->inner);
     take_quantized(a, &s->inner, b, shape->inner);
-    s->outputs = cb_arena_take(a, 4 * choices * shape->hidden);
-    s->accumulator = cb_arena_take(a, 4 * b * shape->hidden);
+    s->outputs = cb_take(a, "outputs", 4 * choices * shape->hidden);
+    s->accumulator = cb_take(a, "accumulator", 4 * b * shape->hidden);
 }
 
 /* `count` buffers of the same size, one after another: the first one. */
-static uint8_t *take_array(struct cb_arena *a, uint32_t count, uint64_t bytes)
+static uint8_t *take_array(struct cb_arena *a, const char *name, uint32_t count, uint64_t bytes)
 {
-    uint8_t *first = cb_arena_take(a, bytes);
+    uint8_t *first = cb_take(a, name, bytes);
 
     while (--count > 0)
-        (void)cb_arena_take(a, bytes);
+        (void)cb_take(a, name, bytes);
     return first;
 }
 
@@ -208,7 +208,7 @@ static void take_sessions(colibri_model *m)
 {
     uint32_t i, layer;
 
-    m->sessions = take_array(&m->arena, m->plan.max_sessions, CB_PLAN_SESSION_BYTES);
+    m->sessions = take_array(&m->arena, "session", m->plan.max_sessions, CB_PLAN_SESSION_BYTES);
     for (i = 0; i < m->plan.max_sessions; i++) {
         colibri_session *s = cb_model_session(m, i);
         size_t start = m->arena.used;
@@ -225,15 +225,15 @@ static void take_sessions(colibri_model *m)
             if (l->r.layer.mixer_kind != CB_MIXER_ATTENTION)
                 continue;
             l->k_offset = m->arena.used - start; /* the same in every session */
-            (void)cb_arena_take(&m->arena, a->kv_heads * a->head_dim * row);
+            (void)cb_take(&m->arena, "keys", a->kv_heads * a->head_dim * row);
             l->v_offset = m->arena.used - start;
-            (void)cb_arena_take(&m->arena, a->kv_heads * a->value_dim * row);
+            (void)cb_take(&m->arena, "values", a->kv_heads * a->value_dim * row);
         }
-        s->logits = cb_arena_take(&m->arena, 4 * (uint64_t)m->shape.logits);
-        s->candidates = cb_arena_take(&m->arena, 8 * (uint64_t)m->shape.logits);
-        s->routing = cb_arena_take(&m->arena, 4 * (uint64_t)m->block.layers * m->plan.batch_tokens *
-                                                  m->shape.top_k);
-        s->ids = cb_arena_take(&m->arena, 4 * (uint64_t)m->plan.context_tokens);
+        s->logits = cb_take(&m->arena, "logits", 4 * (uint64_t)m->shape.logits);
+        s->candidates = cb_take(&m->arena, "candidates", 8 * (uint64_t)m->shape.logits);
+        s->routing = cb_take(&m->arena, "routing", 4 * (uint64_t)m->block.layers *
+                                                       m->plan.batch_tokens * m->shape.top_k);
+        s->ids = cb_take(&m->arena, "ids", 4 * (uint64_t)m->plan.context_tokens);
     }
 }
 
@@ -241,17 +241,19 @@ static int take_tables(colibri_model *m, struct opening *o, colibri_error *error
 {
     const struct cb_section *rs = &m->container.sections[CB_SECTION_RECORDS];
     const struct cb_section *ds = &m->container.sections[CB_SECTION_DIRECTORY];
-    uint8_t *records = cb_arena_take(&m->arena, rs->size);
-    uint8_t *directory = cb_arena_take(&m->arena, ds->size);
+    uint8_t *records = cb_take(&m->arena, "records", rs->size);
+    uint8_t *directory = cb_take(&m->arena, "directory", ds->size);
     struct cb_records r;
     uint32_t i;
     int code;
 
-    m->layers = take_array(&m->arena, o->shape.layers, CB_PLAN_LAYER_BYTES);
-    m->verified = cb_arena_take(&m->arena, o->shape.extents);
-    m->counts = cb_arena_take(&m->arena, 8 * (uint64_t)o->shape.layers * o->shape.experts);
+    m->layers = take_array(&m->arena, "layer", o->shape.layers, CB_PLAN_LAYER_BYTES);
+    m->verified = cb_take(&m->arena, "verified", o->shape.extents);
+    m->counts = cb_take(&m->arena, "counts",
+                        8 * (uint64_t)o->shape.layers * o->shape.experts);
     if (m->has_tokenizer)
-        m->merge_scratch = cb_arena_take(&m->arena, (uint64_t)CB_PLAN_MERGE_BYTES * m->max_text_bytes);
+        m->merge_scratch = cb_take(&m->arena, "merge_scratch",
+                                   (uint64_t)CB_PLAN_MERGE_BYTES * m->max_text_bytes);
     if (m->arena.overflow)
         return 0; /* reported when all is taken */
     memcpy(records, m->file.base + rs->offset, (size_t)rs->size);
@@ -282,10 +284,15 @@ static int allocate(struct opening *o, colibri_model **model, colibri_error *err
 
     memset(&arena, 0, sizeof arena);
     code = cb_map_anonymous(&arena.mapping, o->plan.arena_bytes, error);
-    if (code != 0)
+    if (code == 0 && o->options.debug_memory != 0)
+        code = cb_guards_begin(&arena.guards, o->plan.arena_bytes, error);
+    if (code != 0) {
+        cb_unmap(&arena.mapping);
         return code;
-    m = cb_arena_take(&arena, CB_PLAN_MODEL_BYTES);
+    }
+    m = cb_take(&arena, "model", CB_PLAN_MODEL_BYTES);
     if (m == NULL) {
+        cb_guards_end(&arena.guards);
         cb_unmap(&arena.mapping);
         return cb_fail(error, COLIBRI_ERR_INTERNAL, CB_NO_OFFSET, "the plan has no room for a model");
     }
@@ -293,6 +300,7 @@ static int allocate(struct opening *o, colibri_model **model, colibri_error *err
     m->container = o->container;
     m->plan = o->plan;
     m->kernels = o->kernels;
+    m->lock_policy = o->options.lock;
     m->max_text_bytes = o->options.max_text_bytes;
     m->has_tokenizer = o->container.sections[CB_SECTION_TOKENIZER].present;
     m->file = o->file;
@@ -311,6 +319,7 @@ static int allocate(struct opening *o, colibri_model **model, colibri_error *err
                        (unsigned long long)m->plan.arena_bytes);
     if (code != 0) {
         arena = m->arena;
+        cb_guards_end(&arena.guards);
         cb_unmap(&arena.mapping);
         return code;
     }
@@ -476,6 +485,7 @@ int colibri_model_open(const char *path, const colibri_model_options *options,
 void colibri_model_close(colibri_model *m)
 {
     struct cb_mapping file, tail, arena;
+    struct cb_guards guards;
 
     if (m == NULL)
         return;
@@ -484,8 +494,10 @@ void colibri_model_close(colibri_model *m)
     file = m->file;
     tail = m->tail;
     arena = m->arena.mapping; /* the model itself lives in it */
+    guards = m->arena.guards;
     cb_unmap(&file);
     cb_unmap(&tail);
+    cb_guards_end(&guards);
     cb_unmap(&arena);
 }
 

@@ -139,6 +139,7 @@ struct colibri_model {
     uint32_t global_tensors;  /* tensors of the global trunk extent */
     uint64_t parameters;
     struct cb_lock_state lock;
+    uint32_t lock_policy;     /* enum colibri_lock */
     struct colibri_ctx compat;
 };
 _Static_assert(sizeof(struct colibri_model) <= CB_PLAN_MODEL_BYTES, "the plan holds a model");
@@ -165,6 +166,8 @@ static inline int cb_is_streamed(const colibri_model *m)
 /* Enter and leave a call; BUSY when another one is running. */
 int cb_model_enter(colibri_model *m, const char *call, colibri_error *error);
 void cb_model_leave(colibri_model *m);
+/* debug_memory: INTERNAL when a call wrote behind a buffer. Before cb_model_leave. */
+int cb_model_check_guards(colibri_model *m, colibri_error *error);
 /* Lock arena and file as far as the system allows. */
 void cb_model_lock(colibri_model *m);
 

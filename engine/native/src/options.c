@@ -6,6 +6,10 @@
 #include "error.h"
 #include "model.h"
 
+/* The kernel gives up on a disk command after 30 s and tries again. */
+#define DEFAULT_STALL_MS 30000u
+#define MAX_STALL_MS 3600000u
+
 void colibri_model_options_default(colibri_model_options *options)
 {
     memset(options, 0, sizeof *options);
@@ -79,6 +83,11 @@ int cb_options_resolve(colibri_model_options *out, const colibri_model_options *
         code = check_enum(out->lock, COLIBRI_LOCK_OFF, "lock", error);
     if (code == 0)
         code = check_enum(out->require_signature, 1, "require_signature", error);
+    if (code == 0)
+        code = check_enum(out->debug_memory, 1, "debug_memory", error);
+    if (code == 0)
+        code = check_range(&out->stall_ms, DEFAULT_STALL_MS, MAX_STALL_MS, "stall_ms", error);
+    out->debug_memory |= CB_DEBUG_MEMORY_FORCED;
     if (code == 0 && out->reserved != 0)
         code = cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
                        "option reserved is %u, must be 0", out->reserved);

@@ -298,7 +298,7 @@ uint64_t cb_system_budget(void)
     return budget;
 }
 
-static int64_t locked_now(void)
+int64_t cb_locked_bytes(void)
 {
     return proc_bytes("/proc/self/status", "VmLck:");
 }
@@ -308,7 +308,7 @@ void cb_lock_begin(struct cb_lock_state *s)
     int64_t group, limit;
 
     memset(s, 0, sizeof *s);
-    s->before = locked_now();
+    s->before = cb_locked_bytes();
     s->available = proc_bytes("/proc/meminfo", "MemAvailable:");
     group = cb_group_available("/proc/self/cgroup", "/sys/fs/cgroup", &limit);
     s->limit = -1;
@@ -352,7 +352,7 @@ size_t cb_page_bytes(void)
 
 void cb_lock_finish(struct cb_lock_state *s)
 {
-    int64_t now = locked_now(), before = s->before;
+    int64_t now = cb_locked_bytes(), before = s->before;
     unsigned long long need = (unsigned long long)(s->locked + s->unlocked);
     struct rlimit limit;
 

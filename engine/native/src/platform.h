@@ -45,6 +45,8 @@ struct cb_lock_state {
     char message[192]; /* empty, or what to do */
 };
 
+/* Bytes of this process that the kernel counts as locked (VmLck), -1: unknown. */
+int64_t cb_locked_bytes(void);
 void cb_lock_begin(struct cb_lock_state *s);
 
 /* What the memory cgroups of this process, as `membership` (/proc/self/cgroup) names them below

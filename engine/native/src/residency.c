@@ -19,9 +19,9 @@
 static void take_quantized(struct cb_arena *a, struct cb_quantized *q, uint64_t tokens,
                            uint64_t columns)
 {
-    q->q = cb_arena_take(a, tokens * columns);
-    q->d = cb_arena_take(a, 4 * tokens * (columns / CB_GROUP_COLUMNS));
-    q->s = cb_arena_take(a, 4 * tokens * (columns / CB_GROUP_COLUMNS));
+    q->q = cb_take(a, "q", tokens * columns);
+    q->d = cb_take(a, "d", 4 * tokens * (columns / CB_GROUP_COLUMNS));
+    q->s = cb_take(a, "s", 4 * tokens * (columns / CB_GROUP_COLUMNS));
     q->groups = (size_t)(columns / CB_GROUP_COLUMNS);
 }
 
@@ -36,14 +36,14 @@ void cb_residency_take(colibri_model *m)
     if (!cb_is_streamed(m))
         return;
     take_quantized(a, &r->grouped, (uint64_t)m->plan.batch_tokens * s->top_k, s->hidden);
-    r->needs = cb_arena_take(a, CB_PLAN_NEED_BYTES * (uint64_t)s->experts);
-    r->ahead.normed = cb_arena_take(a, 4 * (uint64_t)s->hidden);
+    r->needs = cb_take(a, "needs", CB_PLAN_NEED_BYTES * (uint64_t)s->experts);
+    r->ahead.normed = cb_take(a, "normed", 4 * (uint64_t)s->hidden);
     take_quantized(a, &r->ahead.input, 1, s->hidden);
-    r->ahead.logits = cb_arena_take(a, 4 * cb_up(s->experts, 8));
-    r->ahead.ids = cb_arena_take(a, 4 * (uint64_t)s->top_k);
-    r->reader = cb_arena_take(a, CB_PLAN_READER_BYTES);
-    r->reads = cb_arena_take(a, CB_PLAN_READ_BYTES * (uint64_t)slots);
-    cache = cb_arena_take(a, cb_cache_bytes(s->layers, s->experts, slots));
+    r->ahead.logits = cb_take(a, "logits", 4 * cb_up(s->experts, 8));
+    r->ahead.ids = cb_take(a, "ids", 4 * (uint64_t)s->top_k);
+    r->reader = cb_take(a, "reader", CB_PLAN_READER_BYTES);
+    r->reads = cb_take(a, "reads", CB_PLAN_READ_BYTES * (uint64_t)slots);
+    cache = cb_take(a, "expert cache", cb_cache_bytes(s->layers, s->experts, slots));
     if (!a->overflow)
         cb_cache_init(&r->cache, cache, s->layers, s->experts, slots);
 }
@@ -63,6 +63,7 @@ static void submit(colibri_model *m, uint32_t slot, uint32_t layer, uint32_t exp
     read->extent = l->expert_extent + expert;
     read->offset = l->expert_offset + expert * l->expert_stride;
     read->bytes = l->expert_stride;
+    cb_guards_poison(&m->arena.guards, read->to, r->slot_bytes);
     read->ahead = ahead != 0;
     read->verify = 0;
     if (!m->verified[read->extent])
@@ -139,6 +140,54 @@ static void wait_for_storage(colibri_model *m)
 
     cb_reader_wait(m->residency.reader, WAIT_MS);
     m->residency.stats.io_wait_ns += cb_now_ns() - start;
+}
+
+/* Patience with storage: begins again with every read that ends or begins. */
+struct patience {
+    uint64_t since;
+    uint32_t in_flight;
+};
+
+/* IO, naming the first extent whose read is not over, when nothing happened for too long. */
+static int wait_in_time(colibri_model *m, struct patience *patience, colibri_error *error)
+{
+    struct cb_residency *r = &m->residency;
+    const struct cb_read *read = NULL;
+    struct cb_extent e;
+    uint32_t i;
+
+    if (patience->since == 0 || patience->in_flight != r->in_flight) {
+        patience->since = cb_now_ns();
+        patience->in_flight = r->in_flight;
+    }
+    wait_for_storage(m);
+    if (r->in_flight == 0 || cb_now_ns() - patience->since <= r->stall_ns)
+        return 0;
+    for (i = 0; i < m->plan.expert_slots; i++) {
+        if (r->reads[i].busy && (read == NULL || r->reads[i].extent < read->extent))
+            read = &r->reads[i];
+    }
+    if (read == NULL)
+        return 0;
+    cb_directory_extent(&m->directory, read->extent, &e);
+    return cb_fail(error, COLIBRI_ERR_IO, (int64_t)read->offset,
+                   "storage does not answer for %llu ms, in the expert extent of layer %d, expert %d; "
+                   "check it and try again",
+                   (unsigned long long)(r->stall_ns / 1000000u), (int)e.layer, (int)e.expert);
+}
+
+int cb_residency_quiet(colibri_model *m, colibri_error *error)
+{
+    struct patience patience = {0, 0};
+    int code = 0;
+
+    cb_reader_cancel_ahead(m->residency.reader);
+    collect(m);
+    while (code == 0 && m->residency.in_flight > 0) {
+        code = wait_in_time(m, &patience, error);
+        collect(m);
+    }
+    return code;
 }
 
 /* ---- the experts of a layer ---------------------------------------------------------------------- */
@@ -236,6 +285,7 @@ static int look_at_reads(struct cb_pass *p, uint32_t *ready, uint32_t *left)
 int cb_experts_wave(struct cb_pass *p, uint32_t *running)
 {
     struct cb_residency *r = &p->m->residency;
+    struct patience patience = {0, 0};
     uint32_t left, i;
 
     for (;;) {
@@ -253,7 +303,9 @@ int cb_experts_wave(struct cb_pass *p, uint32_t *running)
                            "the call",
                            p->l->r.layer.index);
         submit_missing(p);
-        wait_for_storage(p->m);
+        code = wait_in_time(p->m, &patience, p->error);
+        if (code != 0)
+            return code;
     }
     for (i = 0; i < r->need_count; i++) {
         if (r->needs[i].state == CB_NEED_READY)
@@ -320,6 +372,7 @@ static int start_stream(colibri_model *m, int *fd, const char *path,
 
     r->slots = m->arena.mapping.base + m->arena.mapping.bytes - (size_t)m->plan.slots_bytes;
     r->slot_bytes = m->plan.slot_bytes;
+    r->stall_ns = (uint64_t)options->stall_ms * 1000000u;
     r->ahead.depth = options->prefetch_depth;
     r->ahead.layer = CB_NONE_INDEX;
     r->reader->reads = r->reads;
@@ -354,10 +407,12 @@ void cb_residency_stop(colibri_model *m)
 int cb_residency_verify(colibri_model *m, colibri_error *error)
 {
     struct cb_residency *r = &m->residency;
+    struct patience patience = {0, 0};
     uint32_t layer = 0, expert = 0;
+    int code = 0;
 
     r->bad.verdict.code = 0;
-    while (layer < m->block.layers && r->bad.verdict.code == 0) {
+    while (code == 0 && layer < m->block.layers && r->bad.verdict.code == 0) {
         const struct cb_layer_records *l = &cb_model_layer(m, layer)->r;
         uint32_t slot;
 
@@ -368,15 +423,15 @@ int cb_residency_verify(colibri_model *m, colibri_error *error)
         }
         slot = cb_cache_assign(&r->cache, layer, expert);
         if (slot == CB_NONE_INDEX)
-            cb_reader_wait(r->reader, WAIT_MS);
+            code = wait_in_time(m, &patience, error);
         else
             submit(m, slot, layer, expert++, 0);
         collect(m);
     }
-    while (r->in_flight > 0) {
-        cb_reader_wait(r->reader, WAIT_MS);
-        collect(m);
-    }
+    if (code == 0)
+        code = cb_residency_quiet(m, error);
+    if (code != 0)
+        return code;
     return r->bad.verdict.code != 0 ? fail_read(m, &r->bad, error) : 0;
 }
 

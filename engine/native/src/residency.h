@@ -50,6 +50,7 @@ struct cb_residency {
     /* stream */
     uint8_t *slots;              /* [n], slot_bytes apart */
     uint64_t slot_bytes;
+    uint64_t stall_ns;           /* storage that does not answer for so long has failed */
     struct cb_cache cache;
     struct cb_reader *reader;
     struct cb_read *reads;       /* [n] */
@@ -76,6 +77,8 @@ void cb_residency_take(colibri_model *m);
 int cb_residency_start(colibri_model *m, int *fd, const char *path,
                        const colibri_model_options *options, colibri_error *error);
 void cb_residency_stop(colibri_model *m);
+/* Wait until no read is in flight. IO when storage does not answer. */
+int cb_residency_quiet(colibri_model *m, colibri_error *error);
 /* Verify the experts now (mode stream). */
 int cb_residency_verify(colibri_model *m, colibri_error *error);
 void cb_residency_read_stats(const colibri_model *m, colibri_residency_stats *stats);

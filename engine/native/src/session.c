@@ -44,10 +44,29 @@ void colibri_session_free(colibri_session *s)
         s->in_use = 0;
 }
 
+/* debug_memory: a position that is read before it was written is not a number. */
+static void poison_cache(colibri_session *s)
+{
+    colibri_model *m = s->model;
+    uint32_t layer;
+
+    for (layer = 0; m->arena.guards.table.base != NULL && layer < m->block.layers; layer++) {
+        const struct cb_layer *l = cb_model_layer(m, layer);
+        const struct cb_block_attention *a = &l->r.attention;
+        uint64_t row = (uint64_t)m->plan.context_tokens * cb_kv_element_bytes(m->plan.kv);
+
+        if (l->r.layer.mixer_kind != CB_MIXER_ATTENTION)
+            continue;
+        cb_guards_poison(&m->arena.guards, s->kv + l->k_offset, a->kv_heads * a->head_dim * row);
+        cb_guards_poison(&m->arena.guards, s->kv + l->v_offset, a->kv_heads * a->value_dim * row);
+    }
+}
+
 void colibri_session_reset(colibri_session *s)
 {
     if (s == NULL)
         return;
+    poison_cache(s);
     s->position = 0;
     s->batch = 0;
     s->sampled = 0;
@@ -145,6 +164,8 @@ static int append_batches(colibri_session *s, const void *ids, size_t count, col
         ids = (const char *)ids + tokens * sizeof batch[0];
         count -= tokens;
     }
+    if (code == 0)
+        code = cb_model_check_guards(s->model, error);
     if (code == 0) {
         s->has_logits = 1;
         return 0;
@@ -240,8 +261,9 @@ int colibri_session_sample(colibri_session *s, int32_t *id, colibri_error *error
                             s->candidates);
     cb_fpu_leave(fpu);
     s->sampled++;
+    code = cb_model_check_guards(s->model, error);
     cb_model_leave(s->model);
-    return 0;
+    return code;
 }
 
 /* ---- text --------------------------------------------------------------------------------------------- */
@@ -266,6 +288,8 @@ int colibri_tokenize(colibri_model *m, const char *text, size_t length, enum col
         return code;
     code = cb_tokenizer_encode(&m->tokenizer, text, length, form, m->merge_scratch,
                                (size_t)CB_PLAN_MERGE_BYTES * m->max_text_bytes, ids, count, error);
+    if (code == 0)
+        code = cb_model_check_guards(m, error);
     cb_model_leave(m);
     return code;
 }

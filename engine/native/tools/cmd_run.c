@@ -330,7 +330,10 @@ static int open_and_run(const struct run_values *values, const char *path,
                                         prompt);
     }
     if (exit_code == 0) {
+        double start = ctl_seconds();
+
         exit_code = run_session(values, model, prompt, pieces);
+        ctl_model_print_memory(model, ctl_seconds() - start);
     }
     colibri_model_close(model);
     return exit_code;

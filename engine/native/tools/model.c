@@ -45,6 +45,10 @@ const struct ctl_option ctl_model_options[] = {
       "ed25519 key to trust: a model that it did not sign is refused" },
     { "signed-only", 0, CTL_FLAG, AT(signed_only), 0, 0, NULL, NULL,
       "refuse a model without a signature of the trusted key" },
+    { "stall", 0, CTL_U32, AT(stall_ms), 0, 3600000, "MS", "0",
+      "give up on storage that does not answer; 0 = 30000" },
+    { "debug-memory", 0, CTL_FLAG, AT(debug_memory), 0, 0, NULL, NULL,
+      "check guards between all buffers after every call" },
     { "max-text", 0, CTL_SIZE, AT(max_text_bytes), 1, CB_MAX_COMMAND_TEXT_BYTES, "BYTES", "64K",
       "longest prompt text; memory for it is planned" },
 };
@@ -68,7 +72,7 @@ static int environment_word(const char *command, const char *name, const char *t
 
 int ctl_model_environment(const char *command, struct ctl_model_values *values)
 {
-    bool verify, chunks, signed_only, lock;
+    bool verify, chunks, signed_only, lock, debug_memory;
     int exit_code = environment_word(command, "COLIBRI_VERIFY_MODEL_HASH", "1", "0", &verify);
 
     if (exit_code == 0) {
@@ -80,6 +84,9 @@ int ctl_model_environment(const char *command, struct ctl_model_values *values)
     if (exit_code == 0) {
         exit_code = environment_word(command, "COLIBRI_LOCK", "require", "try", &lock);
     }
+    if (exit_code == 0) {
+        exit_code = environment_word(command, "COLIBRI_DEBUG_MEMORY", "1", "0", &debug_memory);
+    }
     if (exit_code != 0) {
         return exit_code;
     }
@@ -90,6 +97,7 @@ int ctl_model_environment(const char *command, struct ctl_model_values *values)
         values->verify = COLIBRI_VERIFY_OPEN;
     }
     values->signed_only = values->signed_only || signed_only;
+    values->debug_memory = values->debug_memory || debug_memory;
     if (lock) {
         values->lock = COLIBRI_LOCK_REQUIRE;
     }
@@ -125,6 +133,22 @@ static void warn_about_locks(const colibri_model *model)
     }
 }
 
+void ctl_model_print_memory(const colibri_model *model, double seconds)
+{
+    colibri_memory_report report = { .struct_size = sizeof report };
+
+    if (colibri_model_memory(model, &report) != 0 || report.guards == 0) {
+        return;
+    }
+    (void)fprintf(stderr,
+                  "debug-memory: guards=%u guard_bytes=%llu checks=%llu overhead_percent=%.2f "
+                  "poisoned_bytes=%llu sessions_in_use=%u\n",
+                  (unsigned)report.guards, (unsigned long long)report.guard_bytes,
+                  (unsigned long long)report.checks,
+                  seconds > 0 ? 1e-7 * (double)report.check_ns / seconds : 0.0,
+                  (unsigned long long)report.poisoned_bytes, (unsigned)report.sessions_in_use);
+}
+
 int ctl_model_try(const char *command, const char *path, struct ctl_model_values *values,
                   colibri_model **model, colibri_error *error)
 {
@@ -157,6 +181,8 @@ int ctl_model_try(const char *command, const char *path, struct ctl_model_values
     options.prefetch_depth = values->prefetch_depth;
     options.direct_io = values->direct_io;
     options.require_signature = values->signed_only;
+    options.stall_ms = values->stall_ms;
+    options.debug_memory = values->debug_memory;
     if (values->public_key_file != NULL) {
         exit_code = ctl_public_key_load(values->public_key_file, key);
         if (exit_code != 0) {

@@ -19,6 +19,8 @@ struct ctl_model_values {
     const char *isa;
     const char *public_key_file;
     bool signed_only;
+    uint32_t stall_ms;
+    bool debug_memory;
     bool never_lock; /* commands that compute nothing, whatever the options say */
 };
 
@@ -42,5 +44,8 @@ int ctl_model_try(const char *command, const char *path, struct ctl_model_values
 /* 0, or the exit code after printing the failure. Prints what could not be locked as a warning. */
 int ctl_model_open(const char *command, const char *path, struct ctl_model_values *values,
                    colibri_model **model);
+
+/* With debug memory: what was checked, what it cost of `seconds`, sessions that were not freed. */
+void ctl_model_print_memory(const colibri_model *model, double seconds);
 
 #endif

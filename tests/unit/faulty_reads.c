@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Preloaded into a program under test (LD_PRELOAD): its reads fail, come short, are interrupted or do
+ * not come at all, as a file that the test writes says. $FAULTY_READS names the file: five int64 in
+ * this order.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+enum mode { HEALTHY, FAIL, SHORT, INTERRUPT, STALL };
+
+struct control {
+    volatile int64_t mode;
+    volatile int64_t number;     /* FAIL: errno; SHORT: most bytes per read */
+    volatile int64_t from, to;   /* reads that touch these bytes of a file; elsewhere all is well */
+    volatile int64_t hits;       /* counted here, read by the test */
+};
+
+static struct control *control;
+
+__attribute__((constructor)) static void attach(void)
+{
+    const char *path = getenv("FAULTY_READS");
+    int fd = path != NULL ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    void *memory = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+    if (memory == MAP_FAILED)
+        abort();
+    control = memory;
+    (void)close(fd);
+}
+
+static void sleep_while_stalled(void)
+{
+    const struct timespec pause = {0, 10000000};
+
+    while (control->mode == STALL)
+        (void)nanosleep(&pause, NULL);
+}
+
+static ssize_t fault_or(ssize_t (*read_at)(int, void *, size_t, off64_t), int fd, void *to, size_t bytes, off64_t at)
+{
+    static __thread int interrupted;
+
+    if (at + (off64_t)bytes <= control->from || at >= control->to || control->mode == HEALTHY)
+        return read_at(fd, to, bytes, at);
+    (void)__atomic_add_fetch(&control->hits, 1, __ATOMIC_RELAXED);
+    switch (control->mode) {
+    case FAIL:
+        errno = (int)control->number;
+        return -1;
+    case SHORT:
+        return read_at(fd, to, bytes < (size_t)control->number ? bytes : (size_t)control->number, at);
+    case INTERRUPT: /* every other one */
+        interrupted = !interrupted;
+        errno = EINTR;
+        return interrupted ? -1 : read_at(fd, to, bytes, at);
+    case STALL:
+        sleep_while_stalled();
+        break;
+    default:
+        break;
+    }
+    return read_at(fd, to, bytes, at);
+}
+
+ssize_t pread64(int fd, void *to, size_t bytes, off64_t at)
+{
+    static ssize_t (*real)(int, void *, size_t, off64_t);
+
+    if (real == NULL)
+        real = (ssize_t(*)(int, void *, size_t, off64_t))dlsym(RTLD_NEXT, "pread64");
+    return fault_or(real, fd, to, bytes, at);
+}
+
+ssize_t pread(int fd, void *to, size_t bytes, off_t at)
+{
+    return pread64(fd, to, bytes, at);
+}
