@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Fuzz target of the snapshot reader: any bytes must be refused with a pinned code and leave the
+ * session as it was, or give a session that computes.
+ *
+ * An input is the bytes of a snapshot; when its first byte is '#', the rest is one whose hash is to
+ * be made right. With libFuzzer:
+ *     clang -fsanitize=fuzzer,address,undefined -DCOLIBRI_LIBFUZZER fuzz_snapshot.c ...
+ * Without: the program runs over seeded mutations of a good snapshot, which it makes itself:
+ *     fuzz_snapshot [--mutations N] [--seed S]
+ */
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "sha256.h"
+#include "snapshot.h"
+#include "variants.h"
+
+#define MAX_BYTES ((size_t)1 << 20)
+#define PREFIX 9
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static colibri_model *model;
+static colibri_session *session;
+static uint8_t good[MAX_BYTES], copy[MAX_BYTES];
+static size_t good_bytes;
+
+/* Stops at once: a fuzzer keeps the input of an abort. */
+static void need(int ok, const char *what)
+{
+    if (ok)
+        return;
+    (void)fprintf(stderr, "fuzz_snapshot: broken: %s\n", what);
+    abort();
+}
+
+static void start(void)
+{
+    static struct build_file file;
+    colibri_model_options o;
+    int32_t ids[PREFIX] = {1, 2, 3, 5, 8, 13, 21, 34, 55};
+
+    build_variant(&file, &variants[0]);
+    colibri_model_options_default(&o);
+    o.threads = 1;
+    o.context_tokens = 16;
+    o.lock = COLIBRI_LOCK_OFF;
+    need(build_open(&file, file.size, &o, &model, NULL) == 0, "open");
+    need(colibri_session_create(model, &session, NULL) == 0, "create");
+    need(colibri_session_append(session, ids, PREFIX, NULL) == 0, "append");
+    good_bytes = (size_t)colibri_session_snapshot_bytes(session);
+    need(good_bytes <= MAX_BYTES, "size");
+    need(colibri_session_save(session, good, good_bytes, NULL) == 0, "save");
+}
+
+static void seal(uint8_t *data, size_t size)
+{
+    size_t at = offsetof(struct cb_snapshot_header, hash);
+    uint8_t hash[32];
+
+    if (size < sizeof(struct cb_snapshot_header))
+        return;
+    memset(data + at, 0, sizeof hash);
+    cb_sha256(data, size, hash);
+    memcpy(data + at, hash, sizeof hash);
+}
+
+static void check_restored(void)
+{
+    int32_t id = -1;
+    uint32_t position = colibri_session_position(session), count;
+    const int32_t *ids = colibri_session_ids(session, &count);
+    int code;
+
+    need(position > 0 && position <= 16 && count == position, "position");
+    need(ids[0] >= 0 && ids[position - 1] >= 0, "ids");
+    need(colibri_session_sample(session, &id, NULL) == 0 && id >= 0, "sample");
+    code = colibri_session_append(session, &id, 1, NULL);
+    need(code == 0 || code == COLIBRI_ERR_NON_FINITE || code == COLIBRI_ERR_CONTEXT_FULL, "append");
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static uint8_t input[MAX_BYTES], before[32], after[MAX_BYTES];
+    colibri_error error = {0};
+    uint64_t bytes;
+    int code;
+
+    if (model == NULL)
+        start();
+    if (size > 0 && size <= MAX_BYTES && data[0] == '#') {
+        memcpy(input, data + 1, size - 1);
+        seal(input, size - 1);
+        data = input;
+        size--;
+    }
+    need(colibri_session_restore(session, good, good_bytes, NULL) == 0, "a good snapshot is refused");
+    bytes = colibri_session_snapshot_bytes(session);
+    memcpy(before, good + offsetof(struct cb_snapshot_header, hash), sizeof before);
+    code = colibri_session_restore(session, data, size, &error);
+    if (code == 0) {
+        check_restored();
+        return 0;
+    }
+    need(code == COLIBRI_ERR_SNAPSHOT || code == COLIBRI_ERR_SNAPSHOT_OTHER ||
+             code == COLIBRI_ERR_CONTEXT_FULL,
+         "restore gives another code");
+    need(error.code == code && error.message[0] != '\0', "the error is not filled");
+    need(colibri_session_snapshot_bytes(session) == bytes, "the session changed");
+    need(colibri_session_save(session, after, (size_t)bytes, NULL) == 0, "save");
+    need(memcmp(after + offsetof(struct cb_snapshot_header, hash), before, sizeof before) == 0,
+         "the session changed");
+    return 0;
+}
+
+#ifndef COLIBRI_LIBFUZZER
+
+static uint64_t seed = 1;
+
+static uint64_t next(uint64_t limit)
+{
+    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (seed >> 33) % limit;
+}
+
+static void edit(uint8_t *data, size_t size)
+{
+    static const uint32_t values[] = {0, 1, 2, 8, 9, 10, 16, 17, 255, 0x7c00, 0x7fffffff, 0x80000000,
+                                      0xffffffff};
+    uint32_t value = values[next(sizeof values / sizeof *values)];
+    size_t at;
+
+    switch (next(3)) {
+    case 0: /* a word of the head */
+        at = 4 * (size_t)next(28);
+        break;
+    case 1: /* a word anywhere */
+        at = 4 * (size_t)next(size / 4);
+        break;
+    default:
+        at = (size_t)next(size);
+        data[at] ^= (uint8_t)(1u << next(8));
+        return;
+    }
+    if (at + 4 <= size)
+        memcpy(data + at, &value, 4);
+}
+
+int main(int argc, char **argv)
+{
+    unsigned long mutations = 1000, n;
+    int i;
+
+    for (i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--mutations") == 0 && i + 1 < argc)
+            mutations = strtoul(argv[++i], NULL, 10);
+        else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
+            seed = strtoull(argv[++i], NULL, 10);
+        else {
+            (void)fprintf(stderr, "usage: fuzz_snapshot [--mutations N] [--seed S]\n");
+            return 2;
+        }
+    }
+    start();
+    for (n = 0; n < mutations; n++) {
+        size_t size = next(8) ? good_bytes : (size_t)next(good_bytes) + 1;
+        uint64_t edits;
+
+        copy[0] = '#';
+        memcpy(copy + 1, good, size);
+        for (edits = next(3); edits > 0; edits--)
+            edit(copy + 1, size);
+        if (next(4) == 0)
+            (void)LLVMFuzzerTestOneInput(copy + 1, size);
+        else
+            (void)LLVMFuzzerTestOneInput(copy, size + 1);
+    }
+    colibri_session_free(session);
+    colibri_model_close(model);
+    printf("fuzz_snapshot: %lu inputs\n", n);
+    return 0;
+}
+
+#endif
