@@ -72,7 +72,7 @@ def read_regular(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
         if size > limit:
             raise ColibriError(Code.LIMIT, f"{path} has {size} bytes, limit {limit}")
         try:
-            return file.read(limit)
+            return file.read(size)  # not the limit: so much would be allocated at once
         except OSError as error:
             raise ColibriError(Code.IO, f"{path}: {error.strerror}") from error
 
