@@ -339,10 +339,10 @@ static int seal(struct job *job)
     job->verity = cb_verity_state(fd, &job->verity_digest);
     (void)close(fd);
     if (number != 0 && (job->values.verity == VERITY_REQUIRE ||
-                        (number != ENOTTY && number != EOPNOTSUPP && number != ENOSYS))) {
+                        !cb_verity_is_missing(number))) {
         return ctl_fail_message(job->target, COLIBRI_ERR_IO,
-                                "fs-verity cannot be enabled: %s; it needs CONFIG_FS_VERITY and a file system "
-                                "made for it (mkfs.ext4 -O verity), or give --fs-verity off",
+                                "fs-verity cannot be enabled: %s; it needs CONFIG_FS_VERITY, CRYPTO_SHA256 and "
+                                "a file system made for it (mkfs.ext4 -O verity), or give --fs-verity off",
                                 strerror(number));
     }
     return 0;

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -36,9 +35,9 @@ struct measure_arguments {
 /* The kernel's struct ends in a flexible array: the room does not count in the number. */
 #define MEASURE_VERITY _IOC(_IOC_READ | _IOC_WRITE, 'f', 134, 4)
 
-static bool not_there(int error)
+bool cb_verity_is_missing(int error)
 {
-    return error == ENOTTY || error == EOPNOTSUPP || error == ENOSYS || error == EINVAL;
+    return error == ENOTTY || error == EOPNOTSUPP || error == ENOSYS || error == ENOPKG;
 }
 
 enum cb_verity cb_verity_state(int fd, struct cb_verity_digest *digest)
@@ -58,7 +57,7 @@ enum cb_verity cb_verity_state(int fd, struct cb_verity_digest *digest)
         if (error == ENODATA) {
             return CB_VERITY_OFF;
         }
-        return not_there(error) ? CB_VERITY_UNSUPPORTED : CB_VERITY_ERROR;
+        return cb_verity_is_missing(error) ? CB_VERITY_UNSUPPORTED : CB_VERITY_ERROR;
     }
     if (digest != NULL && arguments.size <= sizeof digest->digest) {
         digest->algorithm = arguments.algorithm == ALGORITHM_SHA256   ? "sha256"

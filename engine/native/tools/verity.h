@@ -7,6 +7,7 @@
 #ifndef CTL_VERITY_H
 #define CTL_VERITY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum cb_verity {
@@ -29,6 +30,9 @@ enum cb_verity cb_verity_of_path(const char *path, struct cb_verity_digest *dige
 /* Seals a file that nobody has open for writing (SHA-256, blocks of one page): 0 or errno. fd is
  * read-only. Takes as long as reading the file. */
 int cb_verity_enable(int fd);
+/* Whether an errno says that kernel or file system lack it (ENOPKG: the kernel's SHA-256), not that it
+ * failed. */
+bool cb_verity_is_missing(int error);
 /* "on", "off", "unsupported", "error" */
 const char *cb_verity_name(enum cb_verity state);
 
