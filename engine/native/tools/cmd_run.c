@@ -13,15 +13,17 @@
 #include "model.h"
 #include "options.h"
 #include "output.h"
+#include "prefix.h"
 #include "prompt.h"
 #include "signals.h"
+#include "telemetry.h"
 
 #define NAME "run"
 /* colibri_utf8_feed asks for three bytes per byte of a token, and 16 */
 #define PIECE_BYTES (3u * CB_MAX_TOKEN_BYTES + 16u)
 
 struct run_values {
-    const char *prompt, *prompt_file, *ids, *batch_split;
+    const char *prompt, *prompt_file, *ids, *batch_split, *prefix, *telemetry;
     bool chat, ignore_end, print_ids, logits_sha256, quiet;
     uint32_t tokens, top_k;
     float temperature, top_p, min_p;
@@ -35,6 +37,8 @@ static const struct ctl_option run_options[] = {
     { "prompt-file", 'f', CTL_TEXT, AT(prompt_file), 0, 0, "FILE", NULL,
       "read the prompt from a file, byte for byte; - is standard input" },
     { "ids", 0, CTL_TEXT, AT(ids), 0, 0, "1,2,3", NULL, "token ids instead of a text" },
+    { "prefix", 0, CTL_TEXT, AT(prefix), 0, 0, "FILE", NULL,
+      "go on from a snapshot (colibrictl snapshot); the prompt is what follows it, if any" },
     { "chat", 0, CTL_FLAG, AT(chat), 0, 0, NULL, NULL,
       "wrap the prompt in the model's chat form" },
     { "tokens", 'n', CTL_U32, AT(tokens), 1, CB_MAX_CONTEXT_TOKENS, "N", "128",
@@ -57,6 +61,8 @@ static const struct ctl_option run_options[] = {
       "print the hash of the logits that chose each token on stderr" },
     { "batch-split", 0, CTL_TEXT, AT(batch_split), 0, 0, "5,3|each", NULL,
       "append the prompt in pieces of these sizes, then the rest, or token by token (a test aid)" },
+    { "telemetry", 0, CTL_TEXT, AT(telemetry), 0, 0, "FILE", NULL,
+      "write how experts were used as JSON; - is stdout, behind the text" },
     { "quiet", 'q', CTL_FLAG, AT(quiet), 0, 0, NULL, NULL, "no timing and memory lines" },
 };
 
@@ -219,6 +225,10 @@ static int read_prompt(const struct run_values *values, size_t limit_bytes,
 {
     int sources = (values->prompt != NULL) + (values->prompt_file != NULL) + (values->ids != NULL);
 
+    if (sources == 0 && values->prefix != NULL) {
+        prompt->is_ids = true; /* none */
+        return 0;
+    }
     if (sources != 1) {
         return colibri_exit_code(ctl_usage_error(
             NAME, sources == 0 ? "there is no prompt: give --prompt, --prompt-file, --ids or -"
@@ -280,12 +290,27 @@ static int generate(const struct run_values *values, struct ctl_generation *g,
     return code == 0 ? 0 : ctl_fail(NAME, &error);
 }
 
+/* The session goes on from the snapshot; the prompt must fit behind it. */
+static int take_prefix(const struct run_values *values, struct ctl_generation *g,
+                       struct ctl_prompt *prompt)
+{
+    int exit_code = 0;
+
+    if (values->prefix != NULL) {
+        exit_code = ctl_prefix_restore(values->prefix, g->model, g->session);
+        if (exit_code == 0) {
+            exit_code = ctl_prefix_fit(NAME, g->model, g->session, !values->chat, prompt);
+        }
+    }
+    g->prompt = prompt->ids;
+    g->prompt_tokens = prompt->count;
+    return exit_code;
+}
+
 static int run_session(const struct run_values *values, colibri_model *model,
-                       const struct ctl_prompt *prompt, const struct ctl_pieces *pieces)
+                       struct ctl_prompt *prompt, const struct ctl_pieces *pieces)
 {
     struct ctl_generation g = { .model = model,
-                                .prompt = prompt->ids,
-                                .prompt_tokens = prompt->count,
                                 .pieces = *pieces,
                                 .limit_tokens = values->tokens,
                                 .ignore_end = values->ignore_end,
@@ -309,8 +334,14 @@ static int run_session(const struct run_values *values, colibri_model *model,
         exit_code = ctl_fail(NAME, &error);
     } else {
         ctl_signals_watch(g.session);
-        exit_code = generate(values, &g, &stream);
+        exit_code = take_prefix(values, &g, prompt);
+        if (exit_code == 0) {
+            exit_code = generate(values, &g, &stream);
+        }
         ctl_signals_unwatch();
+        if (exit_code == 0 && values->telemetry != NULL) {
+            exit_code = ctl_telemetry_write(values->telemetry, model);
+        }
         colibri_session_free(g.session);
     }
     free(stream.ids);
@@ -324,7 +355,7 @@ static int open_and_run(const struct run_values *values, const char *path,
     colibri_model *model = NULL;
     int exit_code = ctl_model_open(NAME, path, model_values, &model);
 
-    if (exit_code == 0) {
+    if (exit_code == 0 && !(prompt->is_ids && prompt->count == 0)) {
         exit_code = ctl_prompt_tokenize(NAME, model,
                                         values->chat ? COLIBRI_TEXT_CHAT : COLIBRI_TEXT_PLAIN,
                                         prompt);
@@ -363,7 +394,7 @@ int ctl_command_run(int argc, char *const *argv)
     };
     const struct ctl_command command = {
         .name = NAME,
-        .synopsis = "MODEL (-p TEXT | -f FILE | --ids 1,2,3 | -) [options]",
+        .synopsis = "MODEL (-p TEXT | -f FILE | --ids 1,2,3 | - | --prefix FILE) [options]",
         .summary = "Generate text with a model.",
         .notes = run_notes,
         .groups = groups,

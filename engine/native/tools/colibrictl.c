@@ -16,6 +16,7 @@ struct entry {
 
 static const struct entry entries[] = {
     { "run", ctl_command_run, "generate text with a model" },
+    { "snapshot", ctl_command_snapshot, "compute a prompt prefix once, for run --prefix" },
     { "serve", ctl_command_serve, "answer requests, a JSON object per line, from standard input" },
     { "info", ctl_command_info, "facts of a model, its memory plan, this build" },
     { "verify", ctl_command_verify, "verify every byte of a model file" },
@@ -106,7 +107,7 @@ int main(int argc, char **argv)
         return ctl_command_test(argc - 1, argv + 1);
     }
     if (argc < 2) {
-        return colibri_exit_code(ctl_usage_error("", "a command is missing: run, serve, info, verify, "
+        return colibri_exit_code(ctl_usage_error("", "a command is missing: run, snapshot, serve, info, verify, "
                                                      "install, doctor, selftest, bench or test"));
     }
     return dispatch(argc - 1, argv + 1);

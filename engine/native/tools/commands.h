@@ -4,6 +4,7 @@
 #define CTL_COMMANDS_H
 
 int ctl_command_run(int argc, char *const *argv);
+int ctl_command_snapshot(int argc, char *const *argv);
 int ctl_command_doctor(int argc, char *const *argv);
 int ctl_command_info(int argc, char *const *argv);
 int ctl_command_selftest(int argc, char *const *argv);
