@@ -58,6 +58,24 @@ class ModelOptions(ctypes.Structure):
     ]
 
 
+class LayerTelemetryStruct(ctypes.Structure):
+    """colibri_layer_telemetry."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("layer", ctypes.c_uint32),
+        ("experts", ctypes.c_uint32),
+        ("top_k", ctypes.c_uint32),
+        ("choices", ctypes.c_uint64),
+        ("entropy_millibits", ctypes.c_uint32),
+        ("hottest", ctypes.c_uint32),
+        ("hottest_percent", ctypes.c_uint32),
+        ("hot", ctypes.c_uint32),
+        ("has_profile", ctypes.c_uint32),
+        ("drift_permille", ctypes.c_uint32),
+    ]
+
+
 class SamplerStruct(ctypes.Structure):
     """colibri_sampler."""
 
@@ -224,6 +242,11 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         ctypes.POINTER(ctypes.c_uint64),
         [_Handle, _U32, ctypes.POINTER(_U32)],
     ),
+    "colibri_layer_telemetry_get": (_Int, [_Handle, _U32, ctypes.POINTER(LayerTelemetryStruct)]),
+    "colibri_session_snapshot_bytes": (ctypes.c_uint64, [_Handle]),
+    "colibri_session_save": (_Int, [_Handle, _Text, _Size, _Error]),
+    "colibri_session_restore": (_Int, [_Handle, _Text, _Size, _Error]),
+    "colibri_session_ids": (ctypes.POINTER(_I32), [_Handle, ctypes.POINTER(_U32)]),
     "colibri_sampler_default": (None, [ctypes.POINTER(SamplerStruct)]),
     "colibri_tokenize": (
         _Int,

@@ -62,15 +62,20 @@ class Runner:
         self.tokenize: Callable[[bytes], list[int]]
         self.reset: Callable[[], None]
         self.append: Append
-        if engine == "reference":
+        if engine == "reference" or (engine == "auto" and not self._has_library()):
             self._open_reference(model)
-            return
-        try:
+        else:
             self._open_library(model, threads, window)
-        except ColibriError as error:
-            if engine != "auto" or error.code != Code.ABI:
-                raise
-            self._open_reference(model)
+
+    @staticmethod
+    def _has_library() -> bool:
+        from colibri.engine import build_info
+
+        try:
+            build_info()
+        except ColibriError:
+            return False
+        return True
 
     def _open_library(self, model: ModelFile, threads: int, window: int) -> None:
         from colibri.engine import Engine

@@ -96,6 +96,21 @@ class ResidencyStats:
     barriers: int
 
 
+@dataclass(frozen=True)
+class LayerTelemetry:
+    """How the experts of a layer were used; drift is None without a calibration profile."""
+
+    layer: int
+    experts: int
+    top_k: int
+    choices: int
+    entropy_bits: float
+    hottest: int
+    hottest_percent: int
+    hot: int
+    drift: float | None
+
+
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> int:
     if value not in allowed:
         raise ColibriError(Code.ARGUMENT, f"{name} is {value!r}; use one of {', '.join(allowed)}")
@@ -308,6 +323,26 @@ class Engine(_Closing):
         counts = self._library.colibri_expert_counts(self.handle, layer, ctypes.byref(experts))
         return [int(counts[i]) for i in range(experts.value)] if counts else []
 
+    def layer_telemetry(self, layer: int) -> LayerTelemetry | None:
+        """How the experts of a layer were used since the model was opened; None for a dense layer."""
+        raw = _ffi.LayerTelemetryStruct()
+        raw.struct_size = ctypes.sizeof(raw)
+        code = self._library.colibri_layer_telemetry_get(self.handle, layer, ctypes.byref(raw))
+        if code == Code.ARGUMENT:
+            return None
+        self._code(code)
+        return LayerTelemetry(
+            layer=raw.layer,
+            experts=raw.experts,
+            top_k=raw.top_k,
+            choices=raw.choices,
+            entropy_bits=raw.entropy_millibits / 1000,
+            hottest=raw.hottest,
+            hottest_percent=raw.hottest_percent,
+            hot=raw.hot,
+            drift=raw.drift_permille / 1000 if raw.has_profile else None,
+        )
+
     def _code(self, code: int) -> None:
         if code < 0:
             text = bytes(self._library.colibri_strerror(code)).decode()
@@ -465,6 +500,27 @@ class Session(_Closing):
         code = self._library.colibri_session_sample(self._open, ctypes.byref(token), ctypes.byref(error))
         _ffi.check(code, error)
         return token.value
+
+    def ids(self) -> list[int]:
+        """Token ids of the sequence."""
+        count = ctypes.c_uint32()
+        ids = self._library.colibri_session_ids(self._open, ctypes.byref(count))
+        return [int(ids[i]) for i in range(count.value)]
+
+    def save(self) -> bytes:
+        """A snapshot: ids, logits and KV cache. It belongs to this model file and KV type."""
+        size = int(self._library.colibri_session_snapshot_bytes(self._open))
+        buffer = ctypes.create_string_buffer(max(size, 1))
+        error = _ffi.ErrorStruct()
+        code = self._library.colibri_session_save(self._open, buffer, size, ctypes.byref(error))
+        _ffi.check(code, error)
+        return buffer.raw[:size]
+
+    def restore(self, snapshot: bytes) -> None:
+        """Go on from a snapshot, with the same bits as if its tokens had been computed."""
+        error = _ffi.ErrorStruct()
+        code = self._library.colibri_session_restore(self._open, snapshot, len(snapshot), ctypes.byref(error))
+        _ffi.check(code, error)
 
     def cancel(self) -> None:
         """Make a running append return COLIBRI_ERR_CANCELLED; any thread may call."""

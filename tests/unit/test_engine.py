@@ -63,6 +63,7 @@ def test_structs_have_the_sizes_of_the_header(tmp_path: Path) -> None:
         "colibri_utf8": (_ffi.Utf8Struct, "held_bytes"),
         "colibri_plan": (_ffi.PlanStruct, "total_bytes"),
         "colibri_model_info": (_ffi.ModelInfoStruct, "root"),
+        "colibri_layer_telemetry": (_ffi.LayerTelemetryStruct, "drift_permille"),
         "colibri_report": (_ffi.ReportStruct, "lock_message"),
     }
     lines = [f'printf("%zu %zu\\n", sizeof({n}), offsetof({n}, {last}));' for n, (_, last) in pairs.items()]
