@@ -384,7 +384,11 @@ class ModelFile:
             cursor = ends[section_kind]
             left = cursor[1] - cursor[0]
             if entry.offset != cursor[0]:
-                raise ColibriError(Code.EXTENT, f"{entry.name} is at {entry.offset}, must be at {cursor[0]}", where)
+                odd = entry.offset % spec.EXTENT_ALIGN_BYTES
+                text = f"weight chunk offset misaligned: {entry.offset:#x}; " if odd else ""
+                raise ColibriError(
+                    Code.EXTENT, f"{text}{entry.name} is at {entry.offset}, must be at {cursor[0]}", where
+                )
             if entry.size % spec.EXTENT_ALIGN_BYTES or entry.size > left:
                 raise ColibriError(
                     Code.EXTENT,

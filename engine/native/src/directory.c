@@ -134,6 +134,10 @@ static int next_extent(struct extent_walk *w, uint32_t kind, uint32_t layer, uin
     if (e.reserved != 0)
         return cb_fail(error, COLIBRI_ERR_EXTENT, at + 12, "extent %u: reserved field is not 0",
                        w->index);
+    if (e.offset % CB_EXTENT_ALIGN_BYTES != 0)
+        return cb_fail(error, COLIBRI_ERR_EXTENT, at + 16,
+                       "weight chunk offset misaligned: 0x%llx; extent %u must be at %llu",
+                       (unsigned long long)e.offset, w->index, (unsigned long long)w->offset);
     if (e.offset != w->offset)
         return cb_fail(error, COLIBRI_ERR_EXTENT, at + 16,
                        "extent %u is at offset %llu, its place is %llu", w->index,
