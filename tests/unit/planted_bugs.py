@@ -45,8 +45,8 @@ BUGS = (
     Bug(
         "wrong expert",
         "src/experts.c",
-        "result.data += expert * p->l->expert_stride;",
-        "result.data += (expert ^ (expert == 1)) * p->l->expert_stride;",
+        "part.base = p->l->experts + index * p->l->expert_stride;",
+        "part.base = p->l->experts + (index ^ (index == 1)) * p->l->expert_stride;",
     ),
     Bug(
         "experts summed in another order",

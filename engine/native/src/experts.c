@@ -355,6 +355,8 @@ static int add_shared(struct cb_pass *p)
 static int verify_chosen(struct cb_pass *p)
 {
     const uint32_t *starts = p->m->scratch.starts;
+    int again = p->m->residency.verify != COLIBRI_VERIFY_FIRST &&
+                p->m->plan.residency != COLIBRI_RESIDENCY_RESIDENT;
     uint32_t e;
 
     for (e = 0; e < p->l->r.moe.experts; e++) {
@@ -362,7 +364,8 @@ static int verify_chosen(struct cb_pass *p)
 
         if (starts[e + 1] == starts[e])
             continue;
-        code = cb_verify_extent(p->m, p->l->expert_extent + e, p->error);
+        code = again ? cb_verify_again(p->m, p->l->expert_extent + e, p->error)
+                     : cb_verify_extent(p->m, p->l->expert_extent + e, p->error);
         if (code != 0)
             return code;
     }
@@ -372,11 +375,16 @@ static int verify_chosen(struct cb_pass *p)
 /* Experts in the mapped file: all at once. */
 static int run_mapped(struct cb_pass *p)
 {
-    int code = verify_chosen(p);
+    int code = cb_experts_guard(p, 1), closed;
 
     if (code == 0)
+        code = verify_chosen(p);
+    if (code == 0)
         code = group_inputs(p);
-    return code == 0 ? run_mlp(p) : code;
+    if (code == 0)
+        code = run_mlp(p);
+    closed = cb_experts_guard(p, 0);
+    return code != 0 ? code : closed;
 }
 
 /* Experts in slots: the ones that are there while the others load. */

@@ -437,6 +437,8 @@ static int finish(colibri_model *m, struct opening *o, const char *path, colibri
         code = cb_residency_start(m, &o->fd, path, &o->options, error);
     if (code == 0 && o->options.verify == COLIBRI_VERIFY_OPEN)
         code = verify_now(m, error);
+    if (code == 0)
+        code = cb_residency_guard(m, error);
     return code;
 }
 

@@ -87,9 +87,9 @@ int cb_map_range(struct cb_mapping *m, int fd, uint64_t offset, uint64_t bytes, 
     return 0;
 }
 
-int cb_protect(const uint8_t *base, size_t bytes, int readable)
+int cb_protect(uint8_t *base, size_t bytes, int readable)
 {
-    return mprotect((void *)(uintptr_t)base, bytes, readable ? PROT_READ : PROT_NONE) == 0 ? 0 : errno;
+    return mprotect(base, bytes, readable ? PROT_READ : PROT_NONE) == 0 ? 0 : errno;
 }
 
 uint64_t cb_now_ns(void)

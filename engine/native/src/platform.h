@@ -21,7 +21,7 @@ int cb_open_direct(int fd, const char *path);
 /* Map a part of a file read-only; offset: on a page. 0 bytes give base NULL. MEMORY. */
 int cb_map_range(struct cb_mapping *m, int fd, uint64_t offset, uint64_t bytes, colibri_error *error);
 /* 0, or errno. Whole pages. */
-int cb_protect(const uint8_t *base, size_t bytes, int readable);
+int cb_protect(uint8_t *base, size_t bytes, int readable);
 /* Mappings that a process may have. */
 uint64_t cb_map_count_limit(void);
 uint64_t cb_now_ns(void);

@@ -190,6 +190,168 @@ int cb_residency_quiet(colibri_model *m, colibri_error *error)
     return code;
 }
 
+/* ---- look-ahead ---------------------------------------------------------------------------------- */
+
+#define ONE 65536u      /* of cb_look_value.accuracy */
+#define SAMPLING 16u    /* reads ahead that do not pay are thought of again every so many layers */
+#define CREDIT_LAYERS 256u
+
+static void average(uint64_t *value, uint64_t sample)
+{
+    *value = *value == 0 ? sample : *value - *value / 8 + sample / 8;
+}
+
+static struct cb_look_value *look_value(struct cb_pass *p)
+{
+    return &p->m->residency.ahead.value[p->tokens > 1];
+}
+
+/* A layer begins: were the guesses right? Guesses that were not read count as well. */
+static void learn(struct cb_pass *p)
+{
+    struct cb_look_ahead *a = &p->m->residency.ahead;
+    const uint32_t *starts = p->m->scratch.starts;
+    struct cb_look_value *v = look_value(p);
+    uint32_t right = 0, i;
+
+    if (a->layer == p->l->r.layer.index && a->guesses > 0) {
+        for (i = 0; i < a->guesses; i++)
+            right += starts[a->ids[i] + 1] > starts[a->ids[i]];
+        v->accuracy = v->accuracy - v->accuracy / 16 + right * (ONE / 16) / a->guesses;
+    }
+    a->layer = CB_NONE_INDEX;
+}
+
+/* The first read of a layer begins: storage was idle until now. */
+static void measure_window(struct cb_pass *p)
+{
+    struct cb_look_ahead *a = &p->m->residency.ahead;
+    uint64_t now = p->m->residency.burst_ns;
+
+    a->credit = CREDIT_LAYERS;
+    if (a->idle_from_ns != 0 && now > a->idle_from_ns)
+        average(&look_value(p)->window_ns, now - a->idle_from_ns);
+    a->idle_from_ns = 0;
+}
+
+/* The last read of a layer is over. */
+static void measure_reads(struct cb_pass *p)
+{
+    struct cb_residency *r = &p->m->residency;
+    uint64_t now;
+
+    if (r->burst_reads == 0)
+        return;
+    now = cb_now_ns();
+    average(&look_value(p)->read_ns, (now - r->burst_ns) / r->burst_reads);
+    r->ahead.idle_from_ns = now;
+    r->burst_reads = 0;
+}
+
+/*
+ * How many guesses are worth a read. A right one saves the part of its read that storage would have
+ * idled through; a wrong one delays the reads that are needed by the part that it would not.
+ */
+static uint32_t worthwhile(const struct cb_look_ahead *a, const struct cb_look_value *v)
+{
+    uint64_t right = v->accuracy, wrong = ONE - right, left = v->window_ns;
+    uint32_t n;
+
+    for (n = 0; n < a->depth && left > 0 && v->read_ns > 0; n++) {
+        uint64_t part = cb_min64(left, v->read_ns);
+
+        if (4 * right * part <= 5 * wrong * (v->read_ns - part))
+            break;
+        left -= part;
+    }
+    return n;
+}
+
+struct look {
+    const struct cb_pass *p;
+    const struct cb_layer *l;
+    struct cb_input input;
+};
+
+static int step_look(void *context, unsigned index, unsigned count)
+{
+    struct look *k = context;
+    size_t first, last;
+
+    cb_share(cb_matrix_panels(&k->l->router), index, count, &first, &last);
+    cb_matmul(k->p->k, &k->l->router, first, last, &k->input, 0, 1,
+              k->p->m->residency.ahead.logits, 0);
+    return 0;
+}
+
+/* The experts that the next layer's router would choose for the batch's last token as it is now.
+ * 0 when a value is not finite: the layers that are computed will say so. */
+static int guess(struct cb_pass *p, const struct cb_layer *l)
+{
+    struct cb_look_ahead *a = &p->m->residency.ahead;
+    const struct cb_block_moe *moe = &l->r.moe;
+    const float *norm = l->norms[CB_PRE_FFN], *x;
+    size_t hidden = p->m->shape.hidden;
+    struct look look = {p, l, {a->normed, hidden, a->input}};
+    uint32_t i;
+
+    x = p->m->scratch.x + (p->tokens - 1) * hidden;
+    if (norm != NULL && moe->router_input == CB_ROUTER_INPUT_FFN_INPUT)
+        p->k->rmsnorm(x, norm, p->m->block.hidden, l->r.layer.norm_eps, a->normed);
+    else
+        memcpy(a->normed, x, p->m->block.hidden * sizeof *x);
+    if (cb_router_quantizes(l) &&
+        p->k->quantize(a->normed, hidden / CB_GROUP_COLUMNS, a->input.q, a->input.d, a->input.s) != 0)
+        return 0;
+    (void)cb_pool_run(&p->m->pool, step_look, &look, cb_matrix_panels(&l->router));
+    for (i = 0; i < moe->experts; i++) {
+        float score = a->logits[i] + (l->router_bias != NULL ? l->router_bias[i] : 0.0f);
+
+        if (moe->router_score == CB_SCORE_SIGMOID)
+            score = cb_sigmoid(score);
+        if (l->selection_bias != NULL)
+            score += l->selection_bias[i];
+        if (!(score > -3e38f && score < 3e38f))
+            return 0;
+        a->logits[i] = score;
+    }
+    p->k->top_k(a->logits, moe->experts, moe->top_k, a->ids);
+    return 1;
+}
+
+/* Nothing is being read any more and the last experts of this layer are about to be computed. */
+static void look_ahead(struct cb_pass *p)
+{
+    struct cb_residency *r = &p->m->residency;
+    struct cb_look_ahead *a = &r->ahead;
+    uint32_t next = p->l->r.layer.index + 1, worth, i, n = 0;
+    const struct cb_layer *l;
+
+    if (a->depth == 0 || a->credit == 0 || next == p->m->block.layers || r->in_flight > 0)
+        return;
+    l = cb_model_layer(p->m, next);
+    worth = worthwhile(a, look_value(p));
+    if (l->r.layer.ffn_kind != CB_FFN_MOE || (worth == 0 && a->visits++ % SAMPLING != 0))
+        return;
+    a->credit--;
+    if (!guess(p, l))
+        return;
+    for (i = 0; i < l->r.moe.top_k && n < a->depth; i++) {
+        uint32_t expert = (uint32_t)a->ids[i], slot;
+
+        if (cb_cache_find(&r->cache, next, expert) != CB_NONE_INDEX)
+            continue;
+        a->ids[n++] = a->ids[i];
+        if (n > worth)
+            continue;
+        slot = cb_cache_assign(&r->cache, next, expert);
+        if (slot != CB_NONE_INDEX)
+            submit(p->m, slot, next, expert, 1);
+    }
+    a->layer = next;
+    a->guesses = n;
+}
+
 /* ---- the experts of a layer ---------------------------------------------------------------------- */
 
 /* Give slots to missing experts, as far as there are slots that nothing holds. */
@@ -214,8 +376,6 @@ static void submit_missing(struct cb_pass *p)
         r->burst_reads++;
     }
 }
-
-static void learn(struct cb_pass *p);
 
 void cb_experts_need(struct cb_pass *p)
 {
@@ -257,6 +417,8 @@ void cb_experts_need(struct cb_pass *p)
     r->burst_reads = 0;
     r->burst_ns = cb_now_ns();
     submit_missing(p);
+    if (r->burst_reads > 0)
+        measure_window(p);
 }
 
 /* Experts whose reads are over become ready. */
@@ -311,8 +473,10 @@ int cb_experts_wave(struct cb_pass *p, uint32_t *running)
         if (r->needs[i].state == CB_NEED_READY)
             r->needs[i].state = CB_NEED_RUNNING;
     }
-    if (*running == left && left > 0)
-        cb_experts_look_ahead(p);
+    if (*running == left && left > 0) {
+        measure_reads(p);
+        look_ahead(p);
+    }
     return 0;
 }
 
@@ -336,16 +500,72 @@ void cb_experts_release(struct cb_pass *p, int failed)
         submit_missing(p);
 }
 
-/* ---- look-ahead ---------------------------------------------------------------------------------- */
+/* ---- guards -------------------------------------------------------------------------------------- */
 
-static void learn(struct cb_pass *p)
+/* mprotect splits a mapping in three at most; only one layer is open at a time. */
+#define GUARD_SPARE_MAPPINGS 128u
+
+int cb_residency_guard(colibri_model *m, colibri_error *error)
 {
-    (void)p;
+    const struct cb_section *experts = &m->container.sections[CB_SECTION_EXPERTS];
+    struct cb_residency *r = &m->residency;
+    size_t page = cb_page_bytes();
+    uint64_t first = cb_up(experts->offset, page), last = (experts->offset + experts->size) / page * page;
+    uint64_t need = 2 * (uint64_t)m->shape.experts + GUARD_SPARE_MAPPINGS, limit = cb_map_count_limit();
+    int number;
+
+    if (m->plan.residency != COLIBRI_RESIDENCY_MAPPED_GUARDED || first >= last)
+        return 0;
+    r->guard_first = m->file.base + first;
+    r->guard_last = m->file.base + last;
+    r->guard_layers = limit < need;
+    if (r->guard_layers)
+        (void)snprintf(r->message, sizeof r->message,
+                       "vm.max_map_count is %llu, a guard for each expert needs %llu: the experts of "
+                       "a layer are opened together",
+                       (unsigned long long)limit, (unsigned long long)need);
+    number = cb_protect(r->guard_first, (size_t)(last - first), 0);
+    if (number != 0)
+        return cb_fail(error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET, "cannot guard the experts: mprotect: %s",
+                       strerror(number));
+    return 0;
 }
 
-void cb_experts_look_ahead(struct cb_pass *p)
+/* Experts [first, last) of a layer, and what shares their pages. */
+static int protect_range(const struct cb_pass *p, uint32_t first, uint32_t last, int readable)
 {
-    (void)p;
+    const struct cb_residency *r = &p->m->residency;
+    size_t page = cb_page_bytes();
+    uint64_t from = (p->l->expert_offset + first * p->l->expert_stride) / page * page;
+    uint64_t to = cb_up(p->l->expert_offset + last * p->l->expert_stride, page);
+
+    from = cb_max64(from, (uint64_t)(r->guard_first - p->m->file.base));
+    to = cb_min64(to, (uint64_t)(r->guard_last - p->m->file.base));
+    return from < to ? cb_protect(p->m->file.base + from, (size_t)(to - from), readable) : 0;
+}
+
+int cb_experts_guard(struct cb_pass *p, int readable)
+{
+    const struct cb_residency *r = &p->m->residency;
+    const uint32_t *starts = p->m->scratch.starts;
+    uint32_t experts = p->l->r.moe.experts, e, first;
+    int number = 0;
+
+    if (r->guard_first == NULL)
+        return 0;
+    for (e = 0; e < experts && number == 0; e++) {
+        if (starts[e + 1] == starts[e] && !r->guard_layers)
+            continue;
+        for (first = e; e < experts && (starts[e + 1] > starts[e] || r->guard_layers); e++)
+            ;
+        number = protect_range(p, first, e, readable);
+    }
+    if (number != 0)
+        return cb_fail(p->error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET,
+                       "layer %u: mprotect of its experts: %s; raise vm.max_map_count or use another "
+                       "residency",
+                       p->l->r.layer.index, strerror(number));
+    return 0;
 }
 
 /* ---- open ---------------------------------------------------------------------------------------- */

@@ -31,17 +31,23 @@ struct cb_need {
 };
 _Static_assert(sizeof(struct cb_need) == CB_PLAN_NEED_BYTES, "the plan holds a need");
 
-/* Reads ahead: what was guessed, how good guesses are, how long storage idles between two layers. */
+/* What reads ahead are worth, for single tokens and for batches. */
+struct cb_look_value {
+    uint32_t accuracy;  /* share of guesses that were right, of 65536 */
+    uint64_t window_ns; /* storage idles between the reads of two layers */
+    uint64_t read_ns;   /* one expert takes */
+};
+
 struct cb_look_ahead {
     float *normed, *logits;      /* [H], [up(X, 8)] */
     struct cb_quantized input;   /* [H] */
     int32_t *ids;                /* [R] */
     uint32_t depth;              /* at most, of the options */
-    uint32_t layer, guesses;     /* ids[guesses] of this layer were missing; none: CB_NONE_INDEX */
+    uint32_t layer, guesses;     /* ids[guesses] of this layer were missing; CB_NONE_INDEX: none */
     uint32_t visits;
-    uint32_t accuracy;           /* share of guesses that were right, of 65536 */
-    uint64_t idle_from_ns;       /* the last read of a layer was over */
-    uint64_t window_ns, read_ns; /* averages: storage idles between layers, one read takes */
+    uint32_t credit;             /* layers until misses are a thing of the past */
+    uint64_t idle_from_ns;       /* the last read of a layer was over; 0: not known */
+    struct cb_look_value value[2];
 };
 
 struct cb_residency {
@@ -65,7 +71,7 @@ struct cb_residency {
     struct cb_look_ahead ahead;
     colibri_residency_stats stats;
     /* mapped-guarded */
-    const uint8_t *guard_first, *guard_last; /* whole pages of experts alone */
+    uint8_t *guard_first, *guard_last; /* whole pages of experts alone; NULL: nothing is guarded */
     uint32_t guard_layers;       /* a layer is opened as a whole: too few mappings are allowed */
     int32_t direct_errno;
     char message[192];           /* of the report */
@@ -73,9 +79,11 @@ struct cb_residency {
 
 /* Take the buffers of the plan, slots aside. */
 void cb_residency_take(colibri_model *m);
-/* Begin to stream or to guard; in mode stream *fd becomes the residency's. Behind cb_model_bind. */
+/* Begin to stream; in mode stream *fd becomes the residency's. Behind cb_model_bind. */
 int cb_residency_start(colibri_model *m, int *fd, const char *path,
                        const colibri_model_options *options, colibri_error *error);
+/* mapped-guarded: from now on no expert can be read but while it is used. */
+int cb_residency_guard(colibri_model *m, colibri_error *error);
 void cb_residency_stop(colibri_model *m);
 /* Wait until no read is in flight. IO when storage does not answer. */
 int cb_residency_quiet(colibri_model *m, colibri_error *error);
@@ -90,8 +98,6 @@ void cb_experts_need(struct cb_pass *p);
 int cb_experts_wave(struct cb_pass *p, uint32_t *running);
 /* Experts that were RUNNING are done; and, on the way out of a failed layer, all of them. */
 void cb_experts_release(struct cb_pass *p, int failed);
-/* Before the last wave of a layer: guess what the next one needs. */
-void cb_experts_look_ahead(struct cb_pass *p);
 
 /* mapped-guarded: make the experts that have tokens readable, or unreadable again. */
 int cb_experts_guard(struct cb_pass *p, int readable);

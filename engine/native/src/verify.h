@@ -26,6 +26,8 @@ int cb_verify_fail(const colibri_model *m, uint32_t index, const struct cb_verdi
 void cb_verify_mark(colibri_model *m, uint32_t index);
 /* An extent in the mapped file, on all threads; remembered, so that it is done once. */
 int cb_verify_extent(colibri_model *m, uint32_t index, colibri_error *error);
+/* The same where its pages may have been read anew: every time. */
+int cb_verify_again(colibri_model *m, uint32_t index, colibri_error *error);
 /* Every section, and the first `extents` extents, which are mapped. */
 int cb_verify_all(colibri_model *m, uint32_t extents, colibri_error *error);
 
