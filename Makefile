@@ -83,7 +83,7 @@ check-gen: setup ## generated files are what their sources say
 sanitizers: setup ## C tests under ASan+UBSan and TSan
 clang: setup ## engine and C tests with clang
 reproducible: setup ## two builds in different folders give the same bytes
-fuzz: setup ## a minute of each fuzz target
+fuzz: setup ## a minute (FUZZ_SECONDS) of each fuzz target
 lint check-gen sanitizers clang reproducible fuzz:
 	@$(VENV)/python $(SUPPORT)/suites.py $@
 

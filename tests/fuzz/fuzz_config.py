@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from harness import Check, Folder, FoundError, Target, main
+from fuzzing import Check, Folder, FoundError, Target, main
 
 
 def load() -> Check:

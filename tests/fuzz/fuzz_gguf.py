@@ -8,7 +8,7 @@ import struct
 import sys
 from collections.abc import Sequence
 
-from harness import Check, Folder, Target, main, read_all
+from fuzzing import Check, Folder, Target, main, read_all
 
 
 def load() -> Check:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from harness import Check, Folder, FoundError, Target, main, read_all
+from fuzzing import Check, Folder, FoundError, Target, main, read_all
 
 
 def load() -> Check:
@@ -17,12 +17,13 @@ def load() -> Check:
     import safetensors
     from colibri.safetensors_reader import Safetensors
 
+    deserialize: Any = safetensors.deserialize
     folder = Folder("model.safetensors")
 
     def check(data: bytes) -> None:
         with Safetensors(folder.put(data)) as source:
             try:
-                theirs = {name: tuple(table["shape"]) for name, table in safetensors.deserialize(data)}
+                theirs = {name: tuple(table["shape"]) for name, table in deserialize(data)}
             except safetensors.SafetensorError as error:
                 raise FoundError(f"accepted here, refused by the safetensors package: {error}") from error
             if theirs != source.shapes():

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 
 from fuzz_pickle import state
-from harness import Check, Folder, FoundError, Target, main, read_all
+from fuzzing import Check, Folder, FoundError, Target, main, read_all
 
 
 def repaired(data: bytes) -> bytes:

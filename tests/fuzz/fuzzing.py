@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -24,7 +26,8 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 if str(REPOSITORY / "engine") not in sys.path:
@@ -32,6 +35,7 @@ if str(REPOSITORY / "engine") not in sys.path:
 
 MAX_INPUT_BYTES = 1 << 16
 MAX_SECONDS = 1.0
+HANG_SECONDS = 2
 LIMIT_BYTES = 1 << 20
 LIMIT_FACTOR = 200
 RSS_LIMIT_MB = 2048
@@ -129,6 +133,11 @@ def mutated(dice: random.Random, seeds: Sequence[bytes], words: Sequence[bytes])
     return bytes(data[:MAX_INPUT_BYTES])
 
 
+def hanging(number: int, frame: FrameType | None) -> NoReturn:
+    """The signal of a run that does not end."""
+    raise FoundError(f"no end after {HANG_SECONDS} s of processor time")
+
+
 def run_mutations(target: Target, count: int, seed: int) -> int:
     """Seeded mutations; every eighth is also measured for memory."""
     check = target.load()
@@ -139,8 +148,10 @@ def run_mutations(target: Target, count: int, seed: int) -> int:
             raise FoundError(f"seed {i} is refused: the target tests nothing")
     dice = random.Random(seed)
     accepted = 0
+    signal.signal(signal.SIGVTALRM, hanging)
     for i in range(count):
         data = mutated(dice, seeds, target.words)
+        signal.setitimer(signal.ITIMER_VIRTUAL, HANG_SECONDS)
         try:
             accepted += guarded(check, data, memory=i % 8 == 0)
         except Exception:
@@ -148,14 +159,14 @@ def run_mutations(target: Target, count: int, seed: int) -> int:
             kept.write_bytes(data)
             print(f"{target.name}: mutation {i} of seed {seed} is a finding; input kept as {kept}", file=sys.stderr)
             raise
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     print(f"{target.name}: {count} mutations, {accepted} accepted, no finding")
     return 0
 
 
 def run_atheris(target: Target, seconds: int, corpus: Path) -> int:
     """Coverage-guided, until the time is over or a finding ends the process."""
-    import atheris
-
+    atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(include=["colibri"]):
         check = target.load()
     corpus.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -108,6 +109,7 @@ def lint() -> list[Step]:
         "configs/kernel": "",
         "tests/bench": "tests/bench",
         "tests/boot": "configs/kernel",
+        "tests/fuzz": "",
         "tests/firmware": "configs/kernel:tests/smoke",
         "tests/parity": "tests:tests/unit",
         "tests/smoke": "tests/boot",
@@ -159,6 +161,27 @@ def fuzz(mutations: int = 2000) -> list[Step]:
     tokenizer = pytest("fuzz-tokenizer", *tests, COLIBRI_NATIVE_BUILD=str(BUILD / "asan"))
     model = Step("fuzz-model", [str(BUILD / "asan" / "fuzz_model"), "--mutations", str(mutations), *models])
     return [model, tokenizer]
+
+
+FUZZ_NATIVE = ("model", "request", "snapshot", "tokenizer")
+FUZZ_READERS = ("config", "gguf", "pickle", "safetensors", "zip")
+
+
+def fuzz_guided() -> list[Step]:
+    """Coverage-guided, FUZZ_SECONDS (60) for each target: libFuzzer for C, atheris for the checkpoint readers."""
+    seconds = os.environ.get("FUZZ_SECONDS", "60")
+    folder = REPOSITORY / "tests" / "fuzz"
+    native = [PYTHON, str(folder / "native.py")]
+    steps = [Step("build-libfuzzer", [*native, "--build"], counts=False, needed=True)]
+    steps += [Step(f"libfuzzer-{name}", [*native, name, "--seconds", seconds]) for name in FUZZ_NATIVE]
+    # atheris has wheels for x86-64 alone; elsewhere the same targets take seeded mutations.
+    there = importlib.util.find_spec("atheris") is not None
+    how = ["--seconds", seconds] if there else ["--mutations", str(100 * int(seconds))]
+    steps += [
+        Step(f"{'atheris' if there else 'mutations'}-{name}", [PYTHON, str(folder / f"fuzz_{name}.py"), *how])
+        for name in FUZZ_READERS
+    ]
+    return steps
 
 
 def reproducible() -> list[Step]:
@@ -248,5 +271,5 @@ PARTS: dict[str, Callable[[], list[Step]]] = {
     "clang": clang,
     "pages": pages,
     "reproducible": reproducible,
-    "fuzz": lambda: [*sanitizers()[:1], *fuzz()],
+    "fuzz": lambda: [*sanitizers()[:1], *fuzz(), *fuzz_guided()],
 }

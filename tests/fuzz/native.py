@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""The C fuzz targets (engine/native/tests/fuzz_*.c) with libFuzzer.
+
+    build/venv/bin/python tests/fuzz/native.py --seconds 60 [model] [request] [snapshot] [tokenizer]
+
+The engine is compiled by clang into build/libfuzzer with the coverage that libFuzzer reads, under
+AddressSanitizer and UndefinedBehaviorSanitizer; each target is then compiled again without its own
+main and linked with libFuzzer's. The corpus grows in build/fuzz and is kept for the next run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shlex
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "engine"))
+BUILD = REPOSITORY / "build" / "libfuzzer"
+CORPUS = REPOSITORY / "build" / "fuzz"
+MODELS = REPOSITORY / "build" / "models"
+SANITIZERS = "address,undefined"
+RSS_LIMIT_MB = 2048  # what the sanitizers shadow counts too
+
+
+def tiny_model() -> bytes:
+    """A whole model file."""
+    path = MODELS / "tiny.colibri"
+    if not path.is_file():
+        raise SystemExit(f"fuzz: {path} is not there; run: make models")
+    return path.read_bytes()
+
+
+def tokenizer_input() -> bytes:
+    """A text and a tokenizer section, as the target takes them."""
+    from colibri._spec import Section
+    from colibri.format import open_model
+
+    text = b"the cat sat on 1200 hats, and that \xc3\xa9\xff<|end|>"
+    with open_model(MODELS / "tiny.colibri") as model:
+        return struct.pack("<H", len(text)) + text + model.section_bytes(Section.TOKENIZER)
+
+
+REQUESTS = (
+    b'{"prompt": "a \\u00e9\\ud83d\\ude00", "tokens": 5, "temp": 0.5, "seed": 18446744073709551615}',
+    b'{"ids": "1,2,3", "chat": true}', b'{"op": "health"}', b"{}",
+)  # fmt: skip
+SEEDS: dict[str, Callable[[], Sequence[bytes]]] = {
+    "model": lambda: [tiny_model()],
+    "request": lambda: REQUESTS,
+    "snapshot": lambda: [b"#", bytes(256)],
+    "tokenizer": lambda: [tokenizer_input()],
+}
+
+
+def build() -> None:
+    """Compile the engine and all targets."""
+    script = REPOSITORY / "tests" / "support" / "build_engine.py"
+    flags = "-g -O1 -fsanitize=fuzzer-no-link -fno-sanitize-recover=all"
+    options = [f"-Db_sanitize={SANITIZERS}", "-Db_lundef=false", "-Ddefault_library=static", "-Dtools=false"]
+    subprocess.run(
+        [sys.executable, str(script), "--name", BUILD.name, "--cc=clang", f"--cflags={flags}",
+         *(f"--option={option}" for option in options)],
+        check=True,
+    )  # fmt: skip
+    commands = json.loads((BUILD / "compile_commands.json").read_text())
+    for name in SEEDS:
+        source = f"native/tests/fuzz_{name}.c"
+        found = next(item for item in commands if item["file"].endswith(source))
+        words = shlex.split(found["command"])
+        main = Path(words[words.index("-o") + 1])
+        output = main.with_name(f"libfuzzer_{main.name}")
+        words[words.index("-o") + 1] = str(output)
+        subprocess.run([*words, "-DCOLIBRI_LIBFUZZER"], cwd=found["directory"], check=True)
+        folder = BUILD / main.parent
+        others = [path for path in folder.glob("*.o") if not path.name.endswith(main.name)]
+        subprocess.run(
+            ["clang", f"-fsanitize=fuzzer,{SANITIZERS}", "-o", str(BUILD / f"libfuzzer_{name}"),
+             str(BUILD / output), *map(str, others), str(BUILD / "libcolibri.a"), "-lpthread"],
+            check=True,
+        )  # fmt: skip
+
+
+def run(name: str, seconds: int) -> int:
+    """One target for some time; 0 when there was no finding."""
+    corpus = CORPUS / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    for data in SEEDS[name]():
+        (corpus / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
+    command = [
+        str(BUILD / f"libfuzzer_{name}"), f"-max_total_time={seconds}", "-timeout=20", f"-rss_limit_mb={RSS_LIMIT_MB}",
+        f"-artifact_prefix={corpus}.finding-", "-print_final_stats=1", "-use_value_profile=1", str(corpus),
+    ]  # fmt: skip
+    return subprocess.run(command, check=False).returncode
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="TARGET", help=", ".join(SEEDS))
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--build", action="store_true", help="compile only")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in SEEDS]
+    if unknown:
+        parser.error(f"unknown target {unknown[0]!r}; known: {', '.join(SEEDS)}")
+    if arguments.build or not all((BUILD / f"libfuzzer_{name}").exists() for name in SEEDS):
+        build()
+    if arguments.build:
+        return 0
+    return max(run(name, arguments.seconds) for name in arguments.names or SEEDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
