@@ -110,6 +110,21 @@ def test_slow_requests_overlap_as_far_as_there_are_readers() -> None:
     assert m.read_seconds(8, 1000) == pytest.approx(8 / 4 * 0.010 + 0.010 + 2e-6, rel=1e-9)
 
 
+def test_verifying_takes_processors_from_computing() -> None:
+    # fast storage, hashes of 20 ms beside experts of 2 ms: two of them and two hashes on one core
+    slow_hash = replace(COMPUTE, hash_mbps=50.0)
+    m = machine(cores=1, storage=replace(STORAGE, read_mbps=1e6, request_us=1.0), compute=slow_hash)
+    found = decode_seconds(toy(1), m, 0, [0.0]).total - decode_seconds(toy(1), m, 0, [1.0]).total
+    assert m.read_seconds(2, 1_000_000) == pytest.approx(0.060, rel=1e-3)
+    assert found == pytest.approx(0.060 + 0.002 - 0.004, rel=1e-3)
+    busy = machine(2, cores=1, compute=slow_hash)
+    assert predicting._finish(busy, 0.05, 1, 0.01, 1_000_000) == pytest.approx(2 * 0.06 + 0.020, rel=1e-12)
+
+
+def test_prompt_kernels_begin_at_four_tokens() -> None:
+    assert [machine().rate("int4", tokens) for tokens in (1, 3, 4, 5)] == [1e9, 1e9, 4e9, 4e9]
+
+
 @pytest.mark.parametrize(("slots", "rate"), [(0, 0.0), (1, 0.125), (4, 0.5), (8, 1.0), (9, 1.0)])
 def test_without_a_profile_the_hit_rate_is_the_share_of_slots(slots: int, rate: float) -> None:
     assert layer_hits(toy(), slots) == [rate, rate]
@@ -174,6 +189,13 @@ def test_a_cold_start_reads_and_verifies_what_it_touches_first() -> None:
     assert warm.flash == pytest.approx(0.0, abs=1e-12)  # 4 slots hold the 4 experts of the only layer
     half = prompt_seconds(toy(2), m, stream, 8, warm=True)
     assert half.flash == pytest.approx(2 * distinct * 0.5 * 1e6 / 100e6, rel=1e-9)
+
+
+def test_slots_fill_from_batch_to_batch() -> None:
+    stream = small_plan(residency="stream", expert_slots=3, batch_tokens=1)
+    found = prompt_seconds(toy(1), machine(), stream, 3, warm=False)
+    # two of four experts a token; 0, then 0.5, then 0.75 (as many as there are slots) are in memory
+    assert found.flash == pytest.approx(2 * (1 + 0.5 + 0.25) * 1e6 / 100e6, rel=1e-9)
 
 
 def test_a_prediction_says_what_it_assumes() -> None:
