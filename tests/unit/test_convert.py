@@ -335,6 +335,24 @@ def test_a_pickle_that_is_no_state_dict_ends_with_exit_code_3(
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
+def test_exit_codes_tell_a_wrong_command_from_a_wrong_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def code(source: Path) -> int:
+        return main(["convert", str(source), "-o", str(tmp_path / "m.colibri"), "-q", "--no-tokenizer"])
+
+    assert code(checkpoint(tmp_path / "good")) == 0
+    assert code(tmp_path / "none") == 1
+    assert code(checkpoint(tmp_path / "config", hidden_size="48")) == 2
+    assert code(checkpoint(tmp_path / "family", architectures=["LlamaForCausalLM"])) == 3
+    broken = checkpoint(tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"\xff" * 100)
+    assert code(broken) == 3
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
+    assert code(tmp_path / "m.gguf") == 3
+    capsys.readouterr()
+
+
 # ---- whole or not at all ------------------------------------------------------------------------
 
 
