@@ -20,7 +20,7 @@ from colibri.plan import PlanOptions, plan_file
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS = REPOSITORY / "configs" / "models"
 TINY = str(MODELS / "tiny.toml")
-COMMANDS = ("convert", "inspect", "verify", "plan", "run", "golden")
+COMMANDS = ("convert", "inspect", "verify", "sign", "plan", "run", "golden")
 
 
 @pytest.fixture(scope="module")

@@ -434,6 +434,16 @@ def test_the_environment_only_tightens(workshop: Workshop, monkeypatch: pytest.M
         assert colibrictl("verify", workshop.model, *arguments, COLIBRI_SIGNED_ONLY="0")[0] in (2, 3)
 
 
+@pytest.mark.parametrize("name", ["COLIBRI_VERIFY_MODEL_HASH", "COLIBRI_VERIFY_CHUNKS", "COLIBRI_SIGNED_ONLY"])
+def test_a_misspelt_wish_is_refused_by_every_command(name: str, workshop: Workshop) -> None:
+    for value, wanted in (("1", 0), ("on", 2)):
+        for command in (["verify"], ["info"], ["run", "-p", "x", "-n", "1"]):
+            arguments = [command[0], str(workshop.signed), *command[1:], "--public-key", str(workshop.public)]
+            exit_code, _, err = colibrictl(*arguments, **{name: value})  # type: ignore[arg-type]
+            assert exit_code == wanted, err
+            assert wanted == 0 or f"{name} is '{value}'" in err
+
+
 def test_every_flipped_bit_of_the_signature_page_is_reported(workshop: Workshop, tmp_path: Path) -> None:
     path = tmp_path / "flipped.colibri"
     at = section_of(workshop.bytes)
