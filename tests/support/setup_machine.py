@@ -28,7 +28,7 @@ LEVELS = ("build", "demo", "test")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "build": ("gcc", "libc6-dev", "libsodium-dev", "pkg-config"),
     "demo": (
-        "bc", "bison", "build-essential", "cpio", "erofs-utils", "flex", "gcc-aarch64-linux-gnu",
+        "bc", "bison", "build-essential", "cpio", "e2fsprogs", "erofs-utils", "flex", "gcc-aarch64-linux-gnu",
         "libc6-dev-arm64-cross", "linux-source-6.1", "perl", "qemu-system-arm", "xz-utils",
     ),
     "test": ("binutils", "clang", "g++", "gcc-arm-linux-gnueabihf", "git", "libc6-dev-armhf-cross",
