@@ -78,14 +78,22 @@ static int check_chunks(void *context, unsigned index, unsigned count)
     size_t chunk, last;
 
     cb_share((size_t)c->chunks, index, count, &chunk, &last);
-    for (; chunk < last; chunk++) {
+    while (chunk < last) {
         uint64_t at = (uint64_t)chunk * CB_CHUNK_BYTES;
-        uint8_t hash[CB_HASH_BYTES];
+        const uint8_t *data = c->data + at;
+        size_t size = (size_t)cb_min64(c->extent.size - at, CB_CHUNK_BYTES), done, i;
+        uint8_t hash[2][CB_HASH_BYTES];
 
-        cb_sha256(c->data + at, (size_t)cb_min64(c->extent.size - at, CB_CHUNK_BYTES), hash);
-        if (memcmp(hash, table + chunk * CB_HASH_BYTES, sizeof hash) != 0) {
-            c->bad[index] = chunk;
-            return COLIBRI_ERR_CHUNK_MISMATCH;
+        done = chunk + 1 < last && c->extent.size - at >= 2 * (uint64_t)CB_CHUNK_BYTES ? 2 : 1;
+        if (done == 2)
+            cb_sha256_pair(data, data + size, size, hash);
+        else
+            cb_sha256(data, size, hash[0]);
+        for (i = 0; i < done; i++, chunk++) {
+            if (memcmp(hash[i], table + chunk * CB_HASH_BYTES, CB_HASH_BYTES) != 0) {
+                c->bad[index] = chunk;
+                return COLIBRI_ERR_CHUNK_MISMATCH;
+            }
         }
     }
     return 0;

@@ -72,10 +72,30 @@ static void test_plain_c_and_sha_instructions_agree(void)
     }
 }
 
+static void test_a_pair_hashes_as_its_messages_do(void)
+{
+    static uint8_t data[2][64 * 5 + 63];
+    size_t size, i;
+
+    for (i = 0; i < sizeof data[0]; i++) {
+        data[0][i] = (uint8_t)(i * i * 5 + i);
+        data[1][i] = (uint8_t)(i * 77 + 13);
+    }
+    for (size = 0; size <= sizeof data[0] - 1; size++) {
+        uint8_t pair[2][32], one[2][32];
+
+        cb_sha256_pair(data[0] + 1, data[1] + 1, size, pair); /* any alignment */
+        cb_sha256(data[0] + 1, size, one[0]);
+        cb_sha256(data[1] + 1, size, one[1]);
+        CHECK(memcmp(pair, one, sizeof one) == 0);
+    }
+}
+
 int main(void)
 {
     RUN(test_published_examples_match);
     RUN(test_plain_c_and_sha_instructions_agree);
+    RUN(test_a_pair_hashes_as_its_messages_do);
     RUN(test_a_million_bytes_in_any_pieces_give_one_hash);
     return RESULT();
 }
