@@ -87,7 +87,7 @@ static void begin_turn(struct cb_cache *c, uint32_t layer)
 {
     struct cb_cache_expert *x = c->expert + (size_t)layer * c->experts, *end = x + c->experts;
 
-    if (c->turn != CB_NONE_INDEX && layer <= c->turn)
+    if (c->turn != CB_NONE_INDEX && layer < c->turn)
         cb_cache_step(c);
     c->turn = layer;
     for (; x < end; x++) {
