@@ -74,7 +74,7 @@ static int map_trunk(struct opening *o, colibri_error *error)
     if (code != 0)
         return code;
     c->map = o->file.base;
-    c->tail = o->tail.base + (o->tail.base != NULL ? (size_t)(end - start) : 0);
+    c->tail = o->tail.base != NULL ? o->tail.base + (size_t)(end - start) : NULL;
     c->tail_offset = end;
     return 0;
 }
