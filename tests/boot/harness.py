@@ -307,6 +307,12 @@ class Shell:
             raise UnexpectedOutput(f"reading {path}: {len(data)} of {size} bytes came over", self.console.log_path)
         return data
 
+    def read_file_part(self, path: str, size: int) -> bytes:
+        """The first `size` bytes of a file of the guest."""
+        part = "/tmp/.part"
+        self.run(f"head -c {size} {shlex.quote(path)} >{part}", check=True)
+        return self.read_file(part)
+
     def write_file(self, path: str, data: bytes, *, mode: str = "644") -> None:
         """Make a small file in the guest (a few dozen KiB at most; it goes over the console)."""
         quoted = shlex.quote(path)

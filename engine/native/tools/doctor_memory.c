@@ -317,29 +317,42 @@ static const char *result_name(int number, char text[64])
     return text;
 }
 
+/* What advice about a page of a file gives; without a file, about a page of memory. */
+static int try_madvise(int fd)
+{
+    size_t page = cb_page_bytes();
+    void *memory = fd >= 0 ? mmap(NULL, page, PROT_READ, MAP_PRIVATE, fd, 0)
+                           : mmap(NULL, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int number = 0;
+
+    if (memory == MAP_FAILED) {
+        return errno;
+    }
+    if (madvise(memory, page, fd >= 0 ? MADV_WILLNEED : MADV_NORMAL) != 0) {
+        number = errno;
+    }
+    (void)munmap(memory, page);
+    return number;
+}
+
 static void check_advice(struct ctl_doctor *d)
 {
     char first[64], second[64];
-    size_t page = cb_page_bytes();
-    void *memory = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC), mapping, file = EBADF;
     struct ctl_check *check;
 
-    mapping = memory != MAP_FAILED && madvise(memory, page, MADV_WILLNEED) != 0 ? errno : 0;
-    if (memory != MAP_FAILED) {
-        (void)munmap(memory, page);
-    }
     if (fd < 0 && d->path != NULL) {
         fd = open(d->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     }
+    mapping = try_madvise(fd);
     if (fd >= 0) {
         file = posix_fadvise(fd, 0, 0, POSIX_FADV_NORMAL);
         (void)close(fd);
     }
     /* without /proc and MODEL there is no file at hand; the two come and go together */
     d->advice = mapping == 0 && (file == 0 || file == EBADF);
-    check = ctl_check_add(d, "advice", d->advice ? CTL_OK : CTL_WARNING, "madvise: %s, posix_fadvise: %s",
-                          result_name(mapping, first),
+    check = ctl_check_add(d, "advice", d->advice ? CTL_OK : CTL_WARNING,
+                          "madvise: %s, posix_fadvise: %s", result_name(mapping, first),
                           file == EBADF ? "no file to try" : result_name(file, second));
     if (!d->advice) {
         ctl_check_fix(check, "CONFIG_ADVISE_SYSCALLS=y in the kernel; until then reads start later, and "

@@ -3,10 +3,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <linux/fsverity.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
@@ -15,11 +13,11 @@
 
 #include "doctor.h"
 #include "output.h"
+#include "verity.h"
 
 #define NAME "doctor"
 #define DIRECT_BYTES 4096u       /* extents begin and end on multiples of this */
 #define LARGE_READ_AHEAD_KIB 512 /* mapped modes read this much around every page they miss */
-#define DIGEST_BYTES 64u
 
 /* ---- the plan ---------------------------------------------------------------------------- */
 
@@ -211,29 +209,27 @@ static void check_read_ahead(struct ctl_doctor *d, int fd)
 
 static void check_verity(struct ctl_doctor *d, int fd)
 {
-    struct {
-        struct fsverity_digest head;
-        uint8_t bytes[DIGEST_BYTES];
-    } digest = { .head = { .digest_size = DIGEST_BYTES } };
-    char hex[2 * DIGEST_BYTES + 1] = "";
-    size_t i;
+    struct cb_verity_digest digest = { .algorithm = "unknown" };
+    char text[CB_VERITY_TEXT_BYTES];
 
-    if (ioctl(fd, FS_IOC_MEASURE_VERITY, &digest) != 0) {
-        (void)ctl_check_add(d, "fs-verity", CTL_INFO, "%s",
-                            errno == ENODATA ? "not enabled for this file: the engine's own hashes guard it"
-                            : errno == ENOTTY || errno == EOPNOTSUPP
-                                ? "not in this kernel or file system: the engine's own hashes guard it"
-                                : strerror(errno));
-        return;
+    switch (cb_verity_state(fd, &digest)) {
+    case CB_VERITY_ON:
+        cb_verity_text(&digest, text);
+        (void)ctl_check_add(d, "fs-verity", CTL_OK, "%s", text);
+        break;
+    case CB_VERITY_OFF:
+        (void)ctl_check_add(d, "fs-verity", CTL_INFO,
+                            "this file is not sealed (colibrictl install --fs-verity): the engine's own "
+                            "hashes guard it");
+        break;
+    case CB_VERITY_UNSUPPORTED:
+        (void)ctl_check_add(d, "fs-verity", CTL_INFO,
+                            "not in this kernel or file system: the engine's own hashes guard it");
+        break;
+    case CB_VERITY_ERROR:
+        (void)ctl_check_add(d, "fs-verity", CTL_INFO, "unknown: %s", strerror(digest.error));
+        break;
     }
-    for (i = 0; i < digest.head.digest_size && i < DIGEST_BYTES; i++) {
-        (void)snprintf(hex + 2 * i, 3, "%02x", digest.bytes[i]);
-    }
-    (void)ctl_check_add(d, "fs-verity", CTL_OK, "%s:%s",
-                        digest.head.digest_algorithm == FS_VERITY_HASH_ALG_SHA256   ? "sha256"
-                        : digest.head.digest_algorithm == FS_VERITY_HASH_ALG_SHA512 ? "sha512"
-                                                                                    : "unknown",
-                        hex);
 }
 
 void ctl_doctor_storage(struct ctl_doctor *d)
