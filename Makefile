@@ -87,11 +87,15 @@ fuzz: setup ## a minute (FUZZ_SECONDS) of each fuzz target
 lint check-gen sanitizers clang reproducible fuzz:
 	@$(VENV)/python $(SUPPORT)/suites.py $@
 
+.PHONY: corpus
+corpus: setup-demo ## hostile model files, each named for the rule it breaks, in build/corpus
+	@PYTHONPATH=engine:tests/unit $(VENV)/python tests/unit/corpus.py build/corpus
+
 .PHONY: planted
 planted: setup ## plant one bug at a time in a copy of the engine: the bit comparison must find each
 	@PYTHONPATH=engine $(VENV)/python tests/unit/planted_bugs.py
 
-.PHONY: bench bench-kernels bench-memory bench-peer bench-plan
+.PHONY: bench bench-kernels bench-memory bench-open bench-peer bench-plan
 bench: setup-demo engine $(if $(PEER),bench-peer) ## decode and prefill of three sizes, beside llama.cpp with PEER=1
 	@PYTHONPATH=engine $(VENV)/python tests/bench/speed.py
 bench-memory: setup-demo engine $(if $(PEER),bench-peer) ## models larger than memory, start-up, tail of token times (root)
@@ -100,6 +104,8 @@ bench-plan: setup-demo engine ## predictions of colibri plan against measurement
 	@COLIBRI_LIBRARY=build/host/libcolibri.so PYTHONPATH=engine $(VENV)/python tests/bench/plan_grid.py
 bench-kernels: engine ## kernel speeds of this machine
 	@build/host/checkkernels --bench
+bench-open: setup-demo engine ## time to open a sparse model of 8 GiB, speed of SHA-256
+	@COLIBRI_LIBRARY=build/host/libcolibri.so PYTHONPATH=engine $(VENV)/python tests/bench/open_sparse.py --judge=build/host/judge
 bench-peer: setup-demo ## build llama.cpp in ~/.cache/colibri/bench: what benchmarks are compared with
 	@PYTHONPATH=engine $(VENV)/python tests/bench/peer.py
 

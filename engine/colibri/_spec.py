@@ -672,6 +672,7 @@ class Code(enum.IntEnum):
     CANCELLED = -62
     ABI = -63
     INTERNAL = -64
+    ZERO_LOGITS = -65
 
 
 ERROR_TEXT: dict[int, str] = {
@@ -718,6 +719,7 @@ ERROR_TEXT: dict[int, str] = {
     -62: "cancelled",
     -63: "library and header versions differ",
     -64: "internal error",
+    -65: "output logits all zero",
 }
 ERROR_EXIT: dict[int, int] = {
     -1: 1,
@@ -763,4 +765,5 @@ ERROR_EXIT: dict[int, int] = {
     -62: 1,
     -63: 5,
     -64: 1,
+    -65: 1,
 }

@@ -610,14 +610,16 @@ class ModelFile:
         `progress` is called with the bytes of each extent when it is done.
         """
         report = VerifyReport()
-        for kind in HASHED_SECTIONS:
-            if kind in self.sections:
-                data = self.section_bytes(kind)
-                report.hashed_bytes += len(data)
-                report.chunks += len(chunk_hashes(data))
-            if kind == Section.TOKENIZER and kind in self.sections:
+        for kind in (Section.TOKENIZER, Section.CALIBRATION, Section.PROVENANCE):  # what an engine uses comes first
+            if kind not in self.sections:
+                continue
+            data = self.section_bytes(kind)
+            report.hashed_bytes += len(data)
+            report.chunks += len(chunk_hashes(data))
+            if kind == Section.TOKENIZER:
                 self._verify_tokenizer(data)
-        self.calibration()
+            if kind == Section.CALIBRATION:
+                self.calibration()
         groups: dict[tuple[Scope, int | None], list[TensorEntry]] = {}
         for tensor in self.tensors:
             groups.setdefault((tensor.scope, tensor.layer), []).append(tensor)

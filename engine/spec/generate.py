@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Generate the C and Python tables of the container format from format.toml.
+"""Generate the C and Python tables of the container format from format.toml, and the tables of its document.
 
     python3 engine/spec/generate.py           # write the files
     python3 engine/spec/generate.py --check   # exit 1 when a committed file differs
 
-Written: native/src/spec.h, the error list inside native/include/colibri.h, colibri/_spec.py.
+Written: native/src/spec.h, the error list inside native/include/colibri.h, colibri/_spec.py, and in
+docs/format.md (not part of a release tarball) the tables of rules, constants and error codes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ ENGINE = Path(__file__).resolve().parent.parent
 SOURCE = "engine/spec/format.toml"
 BEGIN = "/* begin generated: error codes */"
 END = "/* end generated: error codes */"
+DOCUMENT = ENGINE.parent / "docs/format.md"
 
 # table in format.toml -> (C prefix, Python class)
 ENUMS = {
@@ -207,13 +209,50 @@ def python_module(spec: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def rules_table(spec: dict[str, Any], rules: dict[str, dict[str, list[str]]]) -> str:
+    """A row per rule, in the order in which readers check."""
+    lines = ["| rule | what holds | error | why |", "|---|---|---|---|"]
+    for table, rows in rules.items():
+        for name, (code, what, why) in rows.items():
+            assert code in spec["errors"], f"rules.toml: {table}.{name} has the unknown error {code}"
+            lines.append(f"| {table}.{name} | {what} | `{code}` | {why} |")
+    return "\n".join(lines)
+
+
+def constants_table(spec: dict[str, Any]) -> str:
+    """A row per constant and limit."""
+    lines = ["| name | value | why |", "|---|---|---|"]
+    for title, table in (("constant", "constants"), ("limit", "limits"), ("option", "run_limits")):
+        lines += [f"| {title} `{key}` | {row['value']} | {row['why']} |" for key, row in spec[table].items()]
+    return "\n".join(lines)
+
+
+def errors_table(spec: dict[str, Any]) -> str:
+    """A row per error code."""
+    lines = ["| code | name | exit code | text |", "|---|---|---|---|"]
+    lines += [f"| {row['code']} | `{key}` | {row['exit']} | {row['text']} |" for key, row in spec["errors"].items()]
+    return "\n".join(lines)
+
+
+def document(spec: dict[str, Any], text: str) -> str:
+    """docs/format.md with its tables made anew."""
+    rules = tomllib.loads((ENGINE / "spec/rules.toml").read_text())
+    tables = {"rules": rules_table(spec, rules), "constants": constants_table(spec), "errors": errors_table(spec)}
+    for name, table in tables.items():
+        begin, end = f"<!-- begin generated: {name} -->", f"<!-- end generated: {name} -->"
+        head, rest = text.split(begin, 1)
+        text = f"{head}{begin}\n{table}\n{end}{rest.split(end, 1)[1]}"
+    return text
+
+
 def outputs(spec: dict[str, Any]) -> dict[Path, str]:
     header = ENGINE / "native/include/colibri.h"
     text = header.read_text()
     head, rest = text.split(BEGIN, 1)
     tail = rest.split(END, 1)[1]
     table = error_table(spec)
-    return {
+    documents = {DOCUMENT: document(spec, DOCUMENT.read_text())} if DOCUMENT.exists() else {}
+    return documents | {
         ENGINE / "native/src/spec.h": c_header(spec).replace("\n#endif\n", f"\n{table}\n\n#endif\n"),
         header: head + error_list(spec) + tail,
         ENGINE / "colibri/_spec.py": python_module(spec),

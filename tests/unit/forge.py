@@ -104,6 +104,12 @@ class Forge:
         self.put(entry, struct.pack("<IIQQQ32s", kind, 0, offset, len(data), 0, bytes(32)))
         self.u32(40, len(kinds) + 1)
 
+    def drop_entry(self, kind: int) -> None:
+        """Take a section out of the table; its bytes stay."""
+        at, end = self.section_entry(kind), 128 + 64 * len(self.kinds())
+        self.put(at, bytes(self.data[at + 64 : end]) + bytes(64))
+        self.u32(40, len(self.kinds()) - 1)
+
     def block(self, name: str, number: int = 0) -> int:
         """Offset of the payload of the number-th block of a type."""
         at, size = self.section(RECORDS)

@@ -50,13 +50,12 @@ def tokenizer() -> bytes:
     return spec.to_section()
 
 
-def calibration(layers: int, tokens: int = 7) -> bytes:
+def calibration(layers: int, experts: int, tokens: int = 7) -> bytes:
     """Both experts of every layer are chosen by every token; each is followed by both."""
-    experts = SHAPE.experts
     pairs = experts * experts * (layers - 1)
     data = struct.pack("<IIII", layers, tokens, pairs, 0)
     for index in range(layers):
-        data += struct.pack("<IIII", index, experts, SHAPE.top_k, pairs if index == 0 else 0)
+        data += struct.pack("<IIII", index, experts, experts, pairs if index == 0 else 0)
     data += struct.pack("<I", tokens) * (layers * experts)
     for expert in range(experts):
         for following in range(experts if layers > 1 else 0):
@@ -71,10 +70,10 @@ def signature() -> bytes:
 
 
 @cache
-def everything(layers: int = 2) -> bytes:
+def everything(layers: int = 2, experts: int = 2) -> bytes:
     """The file with every section."""
     job = Job(
-        records_of(replace(SHAPE, layers=layers)),
+        records_of(replace(SHAPE, layers=layers, experts=experts, top_k=experts)),
         lambda slot, first, end: _rows(slot)[first:end],
         SHAPE.precision,
         tokenizer(),
@@ -84,7 +83,7 @@ def everything(layers: int = 2) -> bytes:
         path = Path(folder) / "tiny.colibri"
         run_job(job, path, threads=1, quiet=True)
         forge = Forge(path.read_bytes())
-    forge.add_section(CALIBRATION, calibration(layers))
+    forge.add_section(CALIBRATION, calibration(layers, experts))
     forge.add_section(SIGNATURE, signature())
     forge.u64(24, 3)  # optional features: signed, calibrated
     forge.rehash_weights()

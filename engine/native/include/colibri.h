@@ -83,6 +83,7 @@ enum colibri_code {
     COLIBRI_ERR_CANCELLED = -62, /* cancelled */
     COLIBRI_ERR_ABI = -63, /* library and header versions differ */
     COLIBRI_ERR_INTERNAL = -64, /* internal error */
+    COLIBRI_ERR_ZERO_LOGITS = -65, /* output logits all zero */
 };
 /* end generated: error codes */
 

@@ -257,10 +257,33 @@ static int step_head(void *context, unsigned index, unsigned count)
     return bad ? COLIBRI_ERR_NON_FINITE : 0;
 }
 
+/* What a head or norm of zeros gives, and nothing that was trained: an answer would be made up. A
+ * token whose embedding is zero (padding) may have such logits. */
+static int check_logits(struct cb_pass *p, size_t id)
+{
+    const colibri_model *m = p->m;
+    const float *logits = (const float *)(const void *)p->session->candidates;
+    float *row = m->scratch.normed;
+    uint32_t i;
+
+    for (i = 0; i < m->block.vocabulary; i++) {
+        if (logits[i] != 0.0f)
+            return 0;
+    }
+    cb_panel_row(m->embedding.data, (int)m->embedding.dtype, id, m->block.hidden, row);
+    for (i = 0; i < m->block.hidden; i++) {
+        if (row[i] != 0.0f)
+            return cb_fail(p->error, COLIBRI_ERR_ZERO_LOGITS, CB_NO_OFFSET,
+                           "output logits all zero: the head or a norm before it is zero; convert "
+                           "the model again");
+    }
+    return 0;
+}
+
 static int compute_logits(struct cb_pass *p)
 {
     const colibri_model *m = p->m;
-    size_t hidden = m->shape.hidden;
+    size_t hidden = m->shape.hidden, id = (size_t)p->ids[p->tokens - 1];
     int code;
 
     /* Only the last token of the batch is looked at. */
@@ -272,6 +295,8 @@ static int compute_logits(struct cb_pass *p)
     code = cb_pass_norm(p, m->final_norm, cb_is_quantized(m->head.dtype), "final norm");
     if (code == 0)
         code = cb_pass_run(p, step_head, cb_matrix_panels(&m->head), "logits");
+    if (code == 0)
+        code = check_logits(p, id);
     if (code == 0)
         memcpy(p->session->logits, p->session->candidates, m->block.vocabulary * sizeof(float));
     return code;

@@ -593,6 +593,7 @@ _Static_assert(sizeof(struct cb_calibration_layer) == 16, "cb_calibration_layer:
     X(-61, 1, "busy", "another call is running") \
     X(-62, 1, "cancelled", "cancelled") \
     X(-63, 5, "abi", "library and header versions differ") \
-    X(-64, 1, "internal", "internal error")
+    X(-64, 1, "internal", "internal error") \
+    X(-65, 1, "zero_logits", "output logits all zero")
 
 #endif

@@ -45,9 +45,9 @@ static void check_round_trip(const struct cb_tokenizer *t, const char *text, siz
 
     if (t->head.unk_id != CB_NONE_INDEX)
         return;
-    /* a whole word that is a token keeps its bytes, elsewhere they are left out: not told apart here */
+    /* a whole word that is a token and a literal keep bytes that are left out elsewhere: not told apart here */
     for (size_t i = 0; i < 256; i++)
-        if (t->by_text != NULL && t->byte_ids[i] < 0)
+        if ((t->by_text != NULL || t->head.literals > 0) && t->byte_ids[i] < 0)
             return;
     for (size_t i = 0; i < count; i++) {
         size_t bytes;

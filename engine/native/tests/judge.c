@@ -10,6 +10,7 @@
  *     judge --sample N SEED FILE   flips of a large file, in private mappings of it: in front of the
  *                               weights by opens in mode first, the rest by the check that an extent
  *                               gets when it is touched
+ *     judge --sha               speed of the hash with and without instructions for it
  *
  * A case: u64 bytes of the file, u32 patches, then each patch: u64 offset, u32 bytes, the bytes.
  */
@@ -382,6 +383,34 @@ static int sample(const char *path, uint64_t count, uint64_t seed)
     return found != count;
 }
 
+/* ---- speed of the hash ----------------------------------------------------------------------- */
+
+static void measure(const char *name, cb_sha256_compress *compress, const uint8_t *data, size_t bytes)
+{
+    uint32_t h[8] = {0};
+    uint64_t start = cpu_microseconds(), used;
+    unsigned rounds = 0;
+
+    do {
+        compress(h, data, bytes / 64);
+        rounds++;
+        used = cpu_microseconds() - start;
+    } while (used < 300000);
+    printf("sha-256 %s: %.0f MB/s\n", name, (double)rounds * (double)bytes / (double)used);
+}
+
+static int sha_speed(void)
+{
+    static uint8_t data[CB_CHUNK_BYTES]; /* as it is used: a chunk that is in the cache */
+
+    if (cb_sha256_accelerated() != NULL)
+        measure("with instructions", cb_sha256_accelerated(), data, sizeof data);
+    else
+        printf("sha-256 with instructions: this CPU has none\n");
+    measure("portable", cb_sha256_portable, data, sizeof data);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     uint64_t part, parts;
@@ -395,8 +424,10 @@ int main(int argc, char **argv)
         if (strcmp(argv[1], "--first") == 0)
             return first_flips(part, parts);
     }
+    if (argc == 2 && strcmp(argv[1], "--sha") == 0)
+        return sha_speed();
     if (argc != 2) {
-        (void)fprintf(stderr, "usage: judge [--flips|--first N/OF | --sample N SEED] FILE\n");
+        (void)fprintf(stderr, "usage: judge [--flips|--first N/OF | --sample N SEED] FILE, or judge --sha\n");
         return 2;
     }
     read_file(argv[1]);
