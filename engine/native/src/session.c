@@ -6,6 +6,7 @@
 #include "error.h"
 #include "model.h"
 #include "pass.h"
+#include "telemetry.h"
 
 int colibri_session_create(colibri_model *m, colibri_session **session, colibri_error *error)
 {
@@ -117,25 +118,6 @@ static int check_ids(const colibri_session *s, const void *ids, size_t count, co
     return 0;
 }
 
-/* The choices of a batch that went well. */
-static void count_choices(colibri_session *s, size_t tokens)
-{
-    colibri_model *m = s->model;
-    uint32_t layer;
-
-    for (layer = 0; layer < m->block.layers; layer++) {
-        const struct cb_layer_records *r = &cb_model_layer(m, layer)->r;
-        const int32_t *ids = s->routing + (size_t)layer * m->plan.batch_tokens * m->shape.top_k;
-        size_t i;
-
-        if (r->layer.ffn_kind != CB_FFN_MOE)
-            continue;
-        for (i = 0; i < tokens * r->moe.top_k; i++)
-            m->counts[(size_t)layer * m->shape.experts + (size_t)ids[i]]++;
-    }
-    s->batch = (uint32_t)tokens;
-}
-
 static int append_batches(colibri_session *s, const void *ids, size_t count, colibri_error *error)
 {
     int32_t batch[CB_MAX_BATCH_TOKENS];
@@ -158,7 +140,8 @@ static int append_batches(colibri_session *s, const void *ids, size_t count, col
         code = cb_forward(&pass, tokens == count);
         if (code != 0)
             break;
-        count_choices(s, tokens);
+        cb_telemetry_count(s, (uint32_t)tokens);
+        s->batch = (uint32_t)tokens;
         memcpy(s->ids + s->position, batch, tokens * sizeof batch[0]);
         s->position += (uint32_t)tokens;
         ids = (const char *)ids + tokens * sizeof batch[0];

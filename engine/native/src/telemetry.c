@@ -8,6 +8,24 @@
 
 #define SHARE (UINT64_C(1) << 24) /* fixed point of a share */
 
+void cb_telemetry_count(const colibri_session *s, uint32_t tokens)
+{
+    const colibri_model *m = s->model;
+    uint32_t layer;
+
+    for (layer = 0; layer < m->block.layers; layer++) {
+        const struct cb_layer_records *r = &cb_model_layer(m, layer)->r;
+        const int32_t *ids = s->routing + (size_t)layer * m->plan.batch_tokens * m->shape.top_k;
+        uint64_t *counts = m->counts + (size_t)layer * m->shape.experts;
+        uint32_t i;
+
+        if (r->layer.ffn_kind != CB_FFN_MOE)
+            continue;
+        for (i = 0; i < tokens * r->moe.top_k; i++)
+            counts[ids[i]]++;
+    }
+}
+
 uint32_t cb_log2_q16(uint64_t x)
 {
     uint32_t whole = 63u - (uint32_t)__builtin_clzll(x), result = whole << 16, bit;

@@ -5,8 +5,14 @@
 
 #include <stdint.h>
 
+#include "colibri.h"
+
 #define CB_HOT_PERCENT 300u  /* of the mean: requirement F2 */
 #define CB_HOT_MEAN 8u       /* uses per expert before it is said: few tokens say nothing */
+
+/* Count the routed choices of a batch that went well: all that telemetry does while tokens are
+ * computed. `make bench-telemetry` shows its share. */
+void cb_telemetry_count(const colibri_session *s, uint32_t tokens);
 
 /* log2(x) * 65536, rounded down, x > 0: less than 2^-16 too low. */
 uint32_t cb_log2_q16(uint64_t x);
