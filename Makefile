@@ -95,13 +95,17 @@ corpus: setup-demo ## hostile model files, each named for the rule it breaks, in
 planted: setup ## plant one bug at a time in a copy of the engine: the bit comparison must find each
 	@PYTHONPATH=engine $(VENV)/python tests/unit/planted_bugs.py
 
-.PHONY: bench bench-kernels bench-memory bench-open bench-peer bench-plan
+.PHONY: bench bench-kernels bench-memory bench-open bench-peer bench-plan bench-cache bench-telemetry
 bench: setup-demo engine $(if $(PEER),bench-peer) ## decode and prefill of three sizes, beside llama.cpp with PEER=1
 	@PYTHONPATH=engine $(VENV)/python tests/bench/speed.py
 bench-memory: setup-demo engine $(if $(PEER),bench-peer) ## models larger than memory, start-up, tail of token times (root)
 	@PYTHONPATH=engine $(VENV)/python tests/bench/memory.py
 bench-plan: setup-demo engine ## predictions of colibri plan against measurements (root)
 	@COLIBRI_LIBRARY=build/host/libcolibri.so PYTHONPATH=engine $(VENV)/python tests/bench/plan_grid.py
+bench-cache: setup-demo engine models ## hit rates of replacement policies on routing traces
+	@COLIBRI_LIBRARY=build/host/libcolibri.so PYTHONPATH=engine $(VENV)/python tests/bench/cache_policy.py
+bench-telemetry: setup-demo engine models ## share of the instructions that counting experts takes (valgrind)
+	@$(VENV)/python tests/bench/telemetry_cost.py
 bench-kernels: engine ## kernel speeds of this machine
 	@build/host/checkkernels --bench
 bench-open: setup-demo engine ## time to open a sparse model of 8 GiB, speed of SHA-256

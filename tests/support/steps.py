@@ -160,7 +160,8 @@ def fuzz(mutations: int = 2000) -> list[Step]:
     tests = ["tests/unit/test_tokenizer.py", "-k", "fuzz_target"]
     tokenizer = pytest("fuzz-tokenizer", *tests, COLIBRI_NATIVE_BUILD=str(BUILD / "asan"))
     model = Step("fuzz-model", [str(BUILD / "asan" / "fuzz_model"), "--mutations", str(mutations), *models])
-    return [model, tokenizer]
+    snapshot = Step("fuzz-snapshot", [str(BUILD / "asan" / "fuzz_snapshot"), "--mutations", str(20 * mutations)])
+    return [model, tokenizer, snapshot]
 
 
 FUZZ_NATIVE = ("model", "request", "snapshot", "tokenizer")
