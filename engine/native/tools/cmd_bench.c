@@ -106,11 +106,36 @@ static int32_t random_id(struct bench *b)
     return (int32_t)(next_random(b) % b->vocabulary);
 }
 
-static int compare_times(const void *left, const void *right)
+/* The largest of times[root] and what hangs below it, among n, moves up to root. */
+static void sift(double *times, size_t root, size_t n)
 {
-    double a = *(const double *)left, b = *(const double *)right;
+    while (2 * root + 1 < n) {
+        size_t child = 2 * root + 1;
+        double moved = times[root];
 
-    return (a > b) - (a < b);
+        child += child + 1 < n && times[child + 1] > times[child];
+        if (!(times[child] > moved)) {
+            return;
+        }
+        times[root] = times[child];
+        times[child] = moved;
+        root = child;
+    }
+}
+
+/* Heap sort: a quarter of the size of a libc's qsort. */
+static void sort(double *times, size_t n)
+{
+    for (size_t i = n / 2; i-- > 0;) {
+        sift(times, i, n);
+    }
+    for (size_t i = n; i-- > 1;) {
+        double last = times[i];
+
+        times[i] = times[0];
+        times[0] = last;
+        sift(times, 0, i);
+    }
 }
 
 /* Sorts the times. */
@@ -118,7 +143,7 @@ static struct spread spread_of(double *times, size_t n)
 {
     struct spread s = { 0 };
 
-    qsort(times, n, sizeof *times, compare_times);
+    sort(times, n);
     for (size_t i = 0; i < n; i++) {
         s.mean += 1e3 * times[i] / (double)n;
     }

@@ -66,20 +66,84 @@ static bool parse_size(const char *text, uint64_t *value)
     return true;
 }
 
-/* strtof alone would take "inf", "nan", hexadecimal and leading space. */
+#define MAX_DIGITS 18 /* of a mantissa; more change nothing that a float can show */
+#define MAX_EXPONENT 64
+
+/* Digits into *mantissa, its power of ten into *exponent: that of the last digit that was taken. */
+static const char *take_mantissa(const char *text, uint64_t *mantissa, int *exponent, int *digits)
+{
+    bool fraction = false;
+    int taken = 0;
+
+    for (*digits = 0;; text++) {
+        if (*text == '.' && !fraction) {
+            fraction = true;
+            continue;
+        }
+        if (!is_digit(*text)) {
+            return text;
+        }
+        ++*digits;
+        if (taken < MAX_DIGITS) {
+            *mantissa = *mantissa * 10 + (uint64_t)(*text - '0');
+            taken += *mantissa != 0;
+            *exponent -= fraction;
+        } else {
+            *exponent += !fraction;
+        }
+    }
+}
+
+/* Own arithmetic: strtof takes "inf", "nan", hexadecimal and space, follows the locale, and is large.
+ * Exact to the last bit of a float for up to 15 digits with a power of ten in -22..22. */
 bool ctl_parse_float(const char *text, float *value)
 {
-    char *end;
-    float number;
+    bool negative = *text == '-';
+    uint64_t mantissa = 0, power = 0;
+    int exponent = 0, digits;
+    double number;
 
-    if (*text == '\0' || text[strspn(text, "0123456789.eE+-")] != '\0') {
+    text += *text == '-' || *text == '+';
+    text = take_mantissa(text, &mantissa, &exponent, &digits);
+    if (digits == 0) {
         return false;
     }
-    number = strtof(text, &end);
-    if (*end != '\0' || end == text || !(number >= -3.0e38f && number <= 3.0e38f)) {
+    if (*text == 'e' || *text == 'E') {
+        bool down = *++text == '-';
+
+        text += *text == '-' || *text == '+';
+        if (!ctl_parse_u64(text, &power)) {
+            return false;
+        }
+        power = power < 1000 ? power : 1000;
+        exponent += down ? -(int)power : (int)power;
+    } else if (*text != '\0') {
         return false;
     }
-    *value = number;
+    number = (double)mantissa;
+    exponent = mantissa == 0 ? 0 : exponent;
+    if (exponent > MAX_EXPONENT) {
+        return false;
+    }
+    if (exponent < -MAX_EXPONENT - MAX_DIGITS) {
+        exponent = 0;
+        number = 0;
+    }
+    while (exponent != 0) {
+        int magnitude = exponent < 0 ? -exponent : exponent;
+        int steps = magnitude >= 22 ? 22 : magnitude;
+        double scale = 1;
+
+        for (int i = 0; i < steps; i++) {
+            scale *= 10; /* exact up to 10^22 */
+        }
+        number = exponent < 0 ? number / scale : number * scale;
+        exponent += exponent < 0 ? steps : -steps;
+    }
+    if (number > 3.0e38) {
+        return false;
+    }
+    *value = (float)(negative ? -number : number);
     return true;
 }
 
