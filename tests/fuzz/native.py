@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "engine"))
+sys.path[:0] = [str(REPOSITORY / "engine"), str(REPOSITORY / "tests" / "unit")]
 BUILD = REPOSITORY / "build" / "libfuzzer"
 CORPUS = REPOSITORY / "build" / "fuzz"
 MODELS = REPOSITORY / "build" / "models"
@@ -29,22 +29,25 @@ SANITIZERS = "address,undefined"
 RSS_LIMIT_MB = 2048  # what the sanitizers shadow counts too
 
 
-def tiny_model() -> bytes:
-    """A whole model file."""
-    path = MODELS / "tiny.colibri"
-    if not path.is_file():
-        raise SystemExit(f"fuzz: {path} is not there; run: make models")
-    return path.read_bytes()
+def models() -> list[bytes]:
+    """The smallest file with every section, and one that breaks each rule: seeds next to every check."""
+    from corpus import CASES
+    from tiny_file import everything
+
+    return [everything(), *(case.make() for case in CASES)]
 
 
-def tokenizer_input() -> bytes:
-    """A text and a tokenizer section, as the target takes them."""
+def tokenizer_inputs() -> list[bytes]:
+    """A text and a tokenizer section, as the target takes them: one of a model, one with every array."""
     from colibri._spec import Section
     from colibri.format import open_model
+    from tiny_file import tokenizer
 
+    small = b"abc  ab cc 1\n"
     text = b"the cat sat on 1200 hats, and that \xc3\xa9\xff<|end|>"
     with open_model(MODELS / "tiny.colibri") as model:
-        return struct.pack("<H", len(text)) + text + model.section_bytes(Section.TOKENIZER)
+        sections = ((text, model.section_bytes(Section.TOKENIZER)), (small, tokenizer()))
+        return [struct.pack("<H", len(text)) + text + section for text, section in sections]
 
 
 REQUESTS = (
@@ -52,10 +55,10 @@ REQUESTS = (
     b'{"ids": "1,2,3", "chat": true}', b'{"op": "health"}', b"{}",
 )  # fmt: skip
 SEEDS: dict[str, Callable[[], Sequence[bytes]]] = {
-    "model": lambda: [tiny_model()],
+    "model": models,
     "request": lambda: REQUESTS,
     "snapshot": lambda: [b"#", bytes(256)],
-    "tokenizer": lambda: [tokenizer_input()],
+    "tokenizer": tokenizer_inputs,
 }
 
 

@@ -326,7 +326,7 @@ def two_sizes(f: Forge) -> None:
 
 def grow_with_section(f: Forge) -> None:
     """The last section gets a page more, which no extent covers."""
-    offset, size = f.section(SIGNATURE)
+    offset = f.section(SIGNATURE)[0]
     page = bytes(f.data[offset : offset + 4096])
     f.data += page
     f.put(offset, bytes(4096))

@@ -9,8 +9,8 @@
  *
  *     fuzz_model [--mutations N] [--seed S] FILE-OR-FOLDER...
  *
- * The root hash refuses nearly every change, so each input runs twice: as it is, and with the root
- * computed anew, as a hostile author would.
+ * Hashes refuse nearly every change, so each input runs up to three times: as it is, with the root
+ * computed anew, and with the hashes of sections and extents as well, as a hostile author would.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* memfd_create */
@@ -164,6 +164,77 @@ static void write_root(uint8_t *data, size_t size)
     colibri_sha256_final(&state, data + ROOT_OFFSET);
 }
 
+static void hash(const uint8_t *data, size_t size, uint8_t out[CB_HASH_BYTES])
+{
+    colibri_sha256 state;
+
+    colibri_sha256_init(&state);
+    colibri_sha256_update(&state, data, size);
+    colibri_sha256_final(&state, out);
+}
+
+/* Hash of the chunk hashes of some bytes; the chunk hashes go to `table` where there is one. */
+static void hash_chunks(const uint8_t *data, size_t size, uint8_t *table, uint8_t out[CB_HASH_BYTES])
+{
+    colibri_sha256 state;
+
+    colibri_sha256_init(&state);
+    for (size_t at = 0; at < size; at += CB_CHUNK_BYTES) {
+        uint8_t chunk[CB_HASH_BYTES];
+
+        hash(data + at, size - at < CB_CHUNK_BYTES ? size - at : CB_CHUNK_BYTES, chunk);
+        colibri_sha256_update(&state, chunk, sizeof chunk);
+        if (table != NULL) {
+            memcpy(table + at / CB_CHUNK_BYTES * CB_HASH_BYTES, chunk, sizeof chunk);
+        }
+    }
+    colibri_sha256_final(&state, out);
+}
+
+/* Every extent that the directory at `offset` names and the file holds. */
+static void seal_extents(uint8_t *data, size_t size, uint64_t offset, uint64_t bytes)
+{
+    uint64_t count = bytes >= CB_DIRECTORY_HEADER_BYTES ? get_u32(data + offset) : 0;
+
+    if (count > (bytes - CB_DIRECTORY_HEADER_BYTES) / CB_EXTENT_ENTRY_BYTES) {
+        return;
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        uint8_t *entry = data + offset + CB_DIRECTORY_HEADER_BYTES + i * CB_EXTENT_ENTRY_BYTES;
+        uint64_t first = get_u64(entry + 16), length = get_u64(entry + 24), table;
+
+        if (first > size || length > size - first) {
+            continue;
+        }
+        table = (length + CB_CHUNK_BYTES - 1) / CB_CHUNK_BYTES * CB_HASH_BYTES;
+        if (table <= size - first - length && (first >= offset + bytes || first + length + table <= offset)) {
+            hash_chunks(data + first, (size_t)length, data + first + length, entry + 32);
+        }
+    }
+}
+
+/* Sections whose hash is in the table, then the extents. */
+static void seal(uint8_t *data, size_t size)
+{
+    uint32_t count = size >= CB_HEADER_BYTES ? get_u32(data + SECTION_COUNT_OFFSET) : 0;
+
+    for (uint32_t i = 0; i < count && i < CB_MAX_SECTIONS; i++) {
+        uint8_t *entry = data + CB_SECTION_TABLE_OFFSET + CB_SECTION_ENTRY_BYTES * (size_t)i;
+        uint64_t offset = get_u64(entry + 8), bytes = get_u64(entry + 16);
+        uint32_t kind = get_u32(entry);
+
+        if (offset < CB_HEADER_BYTES || offset > size || bytes > size - offset) {
+            continue;
+        }
+        if (kind == CB_SECTION_TOKENIZER || kind == CB_SECTION_PROVENANCE || kind == CB_SECTION_CALIBRATION) {
+            hash_chunks(data + offset, (size_t)bytes, NULL, entry + 32);
+        } else if (kind == CB_SECTION_DIRECTORY) {
+            seal_extents(data, size, offset, bytes);
+        }
+    }
+    write_root(data, size);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     uint8_t *copy = malloc(size > 0 ? size : 1);
@@ -175,6 +246,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(copy, data, size);
     write_root(copy, size);
     if (size >= CB_HEADER_BYTES && memcmp(copy, data, CB_HEADER_BYTES) != 0) {
+        run_bytes(copy, size);
+    }
+    memcpy(copy, data, size);
+    seal(copy, size);
+    if (memcmp(copy, data, size) != 0) {
         run_bytes(copy, size);
     }
     free(copy);
