@@ -4,7 +4,7 @@
  * fused multiply-add. The 8 rows of a panel are the 8 lanes of a register.
  *
  * Inner functions take the number of tokens (and panels) as a constant and are always inlined: one
- * text, unrolled for 1 to 4 tokens. A weight vector is loaded and unpacked once for all of them.
+ * text, unrolled for 1, 2 and 4 tokens. A weight vector is loaded and unpacked once for all of them.
  */
 #include "exact.h"
 
@@ -169,14 +169,27 @@ INLINE void int4_panel(const uint8_t *w, const struct cb_quantized *x, size_t fi
 }
 
 /*
- * maddubs wants one unsigned side: |w| * (q with the sign of w). A pair is at most
+ * 4 columns. maddubs wants one unsigned side: |w| * (q with the sign of w). A pair is at most
  * 2 * 128 * 127 = 32512 and does not saturate, whatever byte the weight is.
  */
+INLINE void int8_step(const uint8_t *w, const int8_t *q, size_t q_stride, size_t tokens,
+                      __m256i sum[BATCH])
+{
+    const __m256i weights = load_bytes(w), magnitude = _mm256_abs_epi8(weights);
+
+    CB_UNROLL
+    for (size_t t = 0; t < tokens; t++) {
+        __m256i v = broadcast4(q + t * q_stride);
+        v = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(v, weights));
+        v = _mm256_madd_epi16(v, _mm256_set1_epi16(1));
+        sum[t] = pinned(_mm256_add_epi32(sum[t], v));
+    }
+}
+
 INLINE void int8_panel(const uint8_t *w, const struct cb_quantized *x, size_t first, size_t tokens,
                        float *y, size_t y_stride)
 {
     const size_t groups = x->groups;
-    const __m256i ones = _mm256_set1_epi16(1);
     const int8_t *q = x->q + first * groups * COLUMNS;
     const float *d = x->d + first * groups;
     __m256 acc[BATCH];
@@ -187,16 +200,15 @@ INLINE void int8_panel(const uint8_t *w, const struct cb_quantized *x, size_t fi
     for (size_t g = 0; g < groups; g++, w += CB_INT8_BLOCK_BYTES, q += COLUMNS) {
         __m256i sum[BATCH];
         CB_UNROLL
-        for (size_t i = 0; i < 8; i++) {
-            const __m256i weights = load_bytes(w + 32 * i);
-            const __m256i magnitude = _mm256_abs_epi8(weights);
+        for (size_t t = 0; t < tokens; t++)
+            sum[t] = _mm256_setzero_si256();
+        if (tokens == 1) {
             CB_UNROLL
-            for (size_t t = 0; t < tokens; t++) {
-                __m256i v = broadcast4(q + t * groups * COLUMNS + 4 * i);
-                v = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(v, weights));
-                v = _mm256_madd_epi16(v, ones);
-                sum[t] = pinned(i == 0 ? v : _mm256_add_epi32(sum[t], v));
-            }
+            for (size_t i = 0; i < 8; i++)
+                int8_step(w + 32 * i, q + 4 * i, 0, 1, sum);
+        } else { /* several tokens are enough of a loop */
+            for (size_t i = 0; i < 8; i++)
+                int8_step(w + 32 * i, q + 4 * i, groups * COLUMNS, tokens, sum);
         }
         const __m256 scales = load_f16(w + 256);
         CB_UNROLL
@@ -213,11 +225,11 @@ INLINE void int8_panel(const uint8_t *w, const struct cb_quantized *x, size_t fi
         size_t t = 0;                                                                              \
         for (; t + BATCH <= tokens; t += BATCH)                                                    \
             PANEL(w, x, t, BATCH, y, y_stride);                                                    \
-        if (tokens - t == 3)                                                                       \
-            PANEL(w, x, t, 3, y, y_stride);                                                        \
-        else if (tokens - t == 2)                                                                  \
-            PANEL(w, x, t, 2, y, y_stride);                                                        \
-        else if (tokens - t == 1)                                                                  \
+        if (t + BATCH / 2 <= tokens) {                                                             \
+            PANEL(w, x, t, BATCH / 2, y, y_stride);                                                \
+            t += BATCH / 2;                                                                        \
+        }                                                                                          \
+        if (t < tokens)                                                                            \
             PANEL(w, x, t, 1, y, y_stride);                                                        \
     }
 
@@ -247,7 +259,8 @@ INLINE __m256 load_elements(const void *w, size_t index, int kind)
     return _mm256_loadu_ps((const float *)w + index);
 }
 
-/* A sum over k is one chain of additions: several panels or tokens at once hide its latency. */
+/* A sum over k is one chain of additions: several panels or tokens at once hide its latency. (Half
+ * precision is for tests and small matrices: one panel of one token at a time.) */
 INLINE void float_panels(const void *w, size_t first_panel, size_t panels, size_t columns, int kind,
                          const float *x, size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
@@ -278,7 +291,7 @@ INLINE void float_rows(const void *w, size_t panels, size_t columns, int kind, c
                        size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
     size_t t = 0;
-    for (; t + 4 <= tokens; t += 4, x += 4 * x_stride, y += 4 * y_stride) {
+    for (; kind == ELEMENT_F32 && t + 4 <= tokens; t += 4, x += 4 * x_stride, y += 4 * y_stride) {
         size_t p = 0;
         for (; p + 2 <= panels; p += 2)
             float_panels(w, p, 2, columns, kind, x, x_stride, 4, y, y_stride);
@@ -287,7 +300,7 @@ INLINE void float_rows(const void *w, size_t panels, size_t columns, int kind, c
     }
     for (; t < tokens; t++, x += x_stride, y += y_stride) {
         size_t p = 0;
-        for (; p + 4 <= panels; p += 4)
+        for (; kind == ELEMENT_F32 && p + 4 <= panels; p += 4)
             float_panels(w, p, 4, columns, kind, x, x_stride, 1, y, y_stride);
         for (; p < panels; p++)
             float_panels(w, p, 1, columns, kind, x, x_stride, 1, y, y_stride);
@@ -573,14 +586,14 @@ INLINE void attend(const float *q, const void *k, const void *v, size_t position
                    size_t value_dim, float scale, int kind, float *scores, float *out)
 {
     size_t j = 0, c = 0;
-    for (; j + BATCH <= positions; j += BATCH)
+    for (; kind == ELEMENT_F16 && j + BATCH <= positions; j += BATCH) /* f32 is for tests */
         score_rows(q, k, j, BATCH, dim, kind, scale, scores);
     for (; j < positions; j++)
         score_rows(q, k, j, 1, dim, kind, scale, scores);
 
     const float sum = softmax_terms(scores, positions);
 
-    for (; c + 64 <= value_dim; c += 64)
+    for (; kind == ELEMENT_F16 && c + 64 <= value_dim; c += 64)
         weigh_values(scores, v, positions, value_dim, c, 8, kind, sum, out);
     for (; c + 8 <= value_dim; c += 8)
         weigh_values(scores, v, positions, value_dim, c, 1, kind, sum, out);
