@@ -176,7 +176,7 @@ COLIBRI_API void colibri_session_reset(colibri_session *session);
 /*
  * Append `count` token ids to the sequence and compute. Any split of a prompt over calls gives
  * the same bits. On error the sequence is as before the call.
- * Errors: TOKEN_RANGE, CONTEXT_FULL, NON_FINITE, CHUNK_MISMATCH, CANCELLED, BUSY, ARGUMENT.
+ * Errors: TOKEN_RANGE, CONTEXT_FULL, NON_FINITE, ZERO_LOGITS, CHUNK_MISMATCH, CANCELLED, BUSY, ARGUMENT.
  */
 COLIBRI_API int colibri_session_append(colibri_session *session, const int32_t *ids, size_t count,
                                        colibri_error *error);
