@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from colibri._spec import Code
-from colibri.errors import ColibriError
+from colibri.errors import ColibriError, shown
 from colibri.files import inside, is_file_name, load_json, open_regular
 from colibri.layout import F32, from_bf16_bits
 
@@ -73,12 +73,6 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= n
     return tuple(reversed(strides))
-
-
-def shown(name: str) -> str:
-    """A name out of a foreign file, for a message: one line, bounded, nothing that a terminal obeys."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name[:200])
-    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def digest_of(path: Path) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from colibri import __version__
 from colibri._spec import Code
-from colibri.errors import ColibriError
+from colibri.errors import ColibriError, printable
 
 _DTYPES = ("int4", "int8", "f16", "bf16", "f32")
 _PRECISION_OPTIONS = (
@@ -339,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _COMMANDS[args.command][3](args)
     except ColibriError as error:
         # The general texts of the codes speak of .colibri files; a checkpoint's error says it all itself.
-        print(f"colibri: {error.message if command == 'convert' else error}", file=sys.stderr)
+        print(f"colibri: {printable(error.message if command == 'convert' else error)}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # The reader went away (`| head`): leave quietly, and keep the interpreter from flushing again.

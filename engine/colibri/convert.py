@@ -18,7 +18,7 @@ import numpy as np
 from colibri._families import FAMILIES, GGUF
 from colibri._spec import Code, Family, RopeStyle
 from colibri.checkpoint import Source, TensorFiles, digest_of
-from colibri.errors import ColibriError
+from colibri.errors import ColibriError, shown
 from colibri.families import (
     DecoderShape,
     architectures_of,
@@ -85,7 +85,7 @@ def check_names(source: Source, expected: dict[str, tuple[int, ...]], ignored: l
         more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
         raise ColibriError(
             Code.UNSUPPORTED,
-            f"the checkpoint has {surplus[0]}{more}, which the architecture has no use for; "
+            f"the checkpoint has {shown(surplus[0])}{more}, which the architecture has no use for; "
             "leaving it out would change the results",
         )
 
@@ -201,16 +201,16 @@ def _options(records: Records, tokenizer: bool, chat: bool) -> dict[str, Any]:
 def gguf_shape(source: Gguf, experts: int | None = None, top_k: int | None = None) -> DecoderShape:
     """Dimensions of a GGUF file; a recipe gives `experts` and `top_k` for a dense one."""
     architecture = source.value("general.architecture")
-    if architecture not in GGUF:
+    if not isinstance(architecture, str) or architecture not in GGUF:
         raise ColibriError(
-            Code.UNSUPPORTED, f"{source.path}: GGUF architecture {architecture!r}, supported: {', '.join(GGUF)}"
+            Code.UNSUPPORTED,
+            f"{source.path}: GGUF architecture {shown(repr(architecture))}, supported: {', '.join(GGUF)}",
         )
     keys = GGUF[architecture]["config"]
     scaling = source.value(f"{architecture}.rope.scaling.type")
     if scaling not in (None, "none") or "rope_freqs.weight" in source.shapes():
-        raise ColibriError(
-            Code.UNSUPPORTED, f"{source.path}: RoPE scaling {scaling or 'rope_freqs.weight'}, supported: none"
-        )
+        kind = shown(str(scaling or "rope_freqs.weight"))
+        raise ColibriError(Code.UNSUPPORTED, f"{source.path}: RoPE scaling {kind}, supported: none")
 
     def value(name: str, default: Any = None) -> Any:
         found = source.value(keys[name])
@@ -218,10 +218,17 @@ def gguf_shape(source: Gguf, experts: int | None = None, top_k: int | None = Non
             raise ColibriError(Code.ARGUMENT, f"{source.path} has no {keys[name]}")
         return default if found is None else found
 
+    def real(name: str, default: float | None = None) -> float:
+        found = value(name, default)
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise ColibriError(Code.ARGUMENT, f"{source.path}: {keys[name]} is {shown(repr(found))}, not a number")
+        return float(found)
+
     if experts is None and not source.value(keys["experts"]):
+        name = shown(str(source.value("general.name")))
         raise ColibriError(
             Code.UNSUPPORTED,
-            f"{source.path} is a dense model ({source.value('general.name')}): it has no {keys['experts']}; "
+            f"{source.path} is a dense model ({name}): it has no {keys['experts']}; "
             "only Mixture-of-Experts models are converted (a recipe can make one of it)",
         )
     shapes = source.shapes()
@@ -240,8 +247,8 @@ def gguf_shape(source: Gguf, experts: int | None = None, top_k: int | None = Non
         intermediate=value("intermediate"),
         experts=experts or value("experts"),
         top_k=top_k or value("top_k"),
-        rope_theta=float(value("rope_theta", 10000.0)),
-        norm_eps=float(value("norm_eps")),
+        rope_theta=real("rope_theta", 10000.0),
+        norm_eps=real("norm_eps"),
         tied_head=names["head"] not in shapes,
         rotary_dim=value("rotary_dim", head_dim),
         rope_style=RopeStyle.HALF,

@@ -6,6 +6,19 @@ from __future__ import annotations
 from colibri._spec import ERROR_EXIT, ERROR_TEXT, Code
 
 
+def printable(value: object) -> str:
+    """Text of a stranger's file for a terminal: control characters and half surrogate pairs are escaped."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(value)
+    )
+
+
+def shown(name: str) -> str:
+    """A name out of a stranger's file for a message: printable, and cut where it would fill the screen."""
+    text = printable(name[:200])
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
 class ColibriError(Exception):
     """An error with the same pinned code that the C library gives for the same cause.
 

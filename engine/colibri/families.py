@@ -24,7 +24,7 @@ from colibri._spec import (
     RouterNormalise,
     RouterScore,
 )
-from colibri.errors import ColibriError
+from colibri.errors import ColibriError, shown
 from colibri.numbers import attention_scale, inverse_frequencies
 from colibri.records import LayerRecords, Records, encode_records, parse_records
 
@@ -164,7 +164,7 @@ def decoder_records(shape: DecoderShape) -> Records:
 
 def family_of(architectures: list[str], model_type: str) -> str:
     """Key of families.toml for what config.json says; dense and unknown models are refused by name."""
-    found = ", ".join(architectures) or model_type or "nothing"
+    found = shown(", ".join(architectures) or model_type or "nothing")
     ready = [name for family in FAMILIES.values() if family["converter"] for name in family["architectures"]]
     for key, family in FAMILIES.items():
         known = any(name in family["architectures"] for name in architectures)

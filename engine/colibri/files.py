@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri._spec import Code
-from colibri.errors import ColibriError
+from colibri.errors import ColibriError, shown
 
 MAX_JSON_BYTES = 1 << 28  # ten times the largest published tokenizer.json
 
@@ -54,7 +54,7 @@ def inside(directory: Path, name: str) -> Path:
     own: snapshots/REVISION/FILE is ../../blobs/DIGEST, and that is accepted.
     """
     if not is_file_name(name):
-        raise ColibriError(Code.OPEN, f"{name!r} is not the name of a file in {directory}")
+        raise ColibriError(Code.OPEN, f"{shown(name)!r} is not the name of a file in {directory}")
     path = directory / name
     if not path.is_symlink():
         return path
@@ -81,7 +81,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:
-            raise ValueError(f"the key {key!r} stands twice in one object")
+            raise ValueError(f"the key {shown(key)!r} stands twice in one object")
         table[key] = value
     return table
 

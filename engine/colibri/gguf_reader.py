@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colibri._spec import Code
-from colibri.checkpoint import as_f32, read_exactly, shown
-from colibri.errors import ColibriError
+from colibri.checkpoint import as_f32, read_exactly
+from colibri.errors import ColibriError, shown
 from colibri.files import open_regular
 from colibri.layout import F32
 

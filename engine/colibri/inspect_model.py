@@ -14,7 +14,7 @@ from typing import Any
 
 from colibri._spec import Code, DType, Scope, SignatureAlgorithm
 from colibri.calibration import Profile
-from colibri.errors import ColibriError
+from colibri.errors import ColibriError, printable
 from colibri.format import ModelFile, TensorEntry
 from colibri.plan import MemoryPlan, PlanOptions, plan_file
 
@@ -218,13 +218,6 @@ def _plan_lines(plan: MemoryPlan) -> Iterator[str]:
         yield f"  {name:<22}{_size(size)}"
 
 
-def _printable(value: object) -> str:
-    """Text of a stranger's file for a terminal: control characters and half surrogate pairs are escaped."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(value)
-    )
-
-
 def _state_lines(model: ModelFile) -> Iterator[str]:
     """Signature and calibration in a line each."""
     found = model.signature
@@ -254,7 +247,7 @@ def _provenance_lines(value: Any, name: str = "") -> Iterator[str]:
     if "\n" in text.strip() or len(text) > _LONG_TEXT:
         first = next((line.strip() for line in text.splitlines() if line.strip()), "")
         text = f"{len(text)} characters: {first[:60]} ..."
-    yield f"  {_printable(name)}: {_printable(text.strip())}"
+    yield f"  {printable(name)}: {printable(text.strip())}"
 
 
 def as_text(model: ModelFile, options: PlanOptions, every: bool = False) -> Iterator[str]:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from colibri._spec import Code
-from colibri.checkpoint import MAX_RANK, shown
-from colibri.errors import ColibriError
+from colibri.checkpoint import MAX_RANK
+from colibri.errors import ColibriError, shown
 
 REFUSAL = "use state_dict only"
 MAX_PICKLE_BYTES = 1 << 26  # of one stream; a tensor takes about 150

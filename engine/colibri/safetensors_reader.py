@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from colibri._spec import Code
-from colibri.checkpoint import MAX_RANK, STORED, Place, TensorFiles, read_exactly, row_major, shown
-from colibri.errors import ColibriError
+from colibri.checkpoint import MAX_RANK, STORED, Place, TensorFiles, read_exactly, row_major
+from colibri.errors import ColibriError, shown
 from colibri.files import parse_json
 
 # The format allows 100 MB, which parsed as JSON would be several times as much. A tensor takes about 100 bytes:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from colibri._spec import Code
-from colibri.checkpoint import STORED, Place, TensorFiles, read_exactly, shown
-from colibri.errors import ColibriError
+from colibri.checkpoint import STORED, Place, TensorFiles, read_exactly
+from colibri.errors import ColibriError, shown
 from colibri.pickle_reader import (
     MAX_PICKLE_BYTES,
     REFUSAL,

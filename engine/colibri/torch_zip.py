@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from colibri._spec import Code
-from colibri.checkpoint import read_exactly, shown
-from colibri.errors import ColibriError
+from colibri.checkpoint import read_exactly
+from colibri.errors import ColibriError, shown
 
 MAX_ENTRIES = 1 << 18
 MAX_DIRECTORY_BYTES = 1 << 26

@@ -13,12 +13,14 @@ from fuzzing import Check, Folder, Target, main, read_all
 
 def load() -> Check:
     """The check."""
+    import colibri.tokenizer_import  # noqa: F401
     import gguf.quants  # noqa: F401  (what is loaded on first use is no finding)
     from colibri.convert import gguf_shape
     from colibri.errors import ColibriError
     from colibri.families import decoder_records
     from colibri.gguf_reader import Gguf
     from colibri.provenance import gguf_license
+    from colibri.tokenizer import TokenizerSpec
 
     folder = Folder("m.gguf")
 
@@ -28,6 +30,8 @@ def load() -> Check:
             gguf_license(source.value)
             with contextlib.suppress(ColibriError):  # most inputs are no model; their tensors are read all the same
                 decoder_records(gguf_shape(source))
+            with contextlib.suppress(ColibriError):
+                TokenizerSpec.from_gguf_metadata(source.metadata())
             try:
                 read_all(source)
             except ColibriError as error:
@@ -69,6 +73,9 @@ def seeds() -> Sequence[bytes]:
         "llama.feed_forward_length": number(32), "llama.expert_count": number(2), "llama.expert_used_count": number(1),
         "llama.vocab_size": number(8),
         "llama.attention.layer_norm_rms_epsilon": struct.pack("<If", 6, 1e-5),
+        "tokenizer.ggml.model": struct.pack("<I", 8) + text("gpt2"),
+        "tokenizer.ggml.pre": struct.pack("<I", 8) + text("smollm"),
+        "tokenizer.ggml.merges": struct.pack("<IIQ", 9, 8, 1) + text("a b"),
         "llama.rope.freq_base": struct.pack("<If", 6, 1e4),
         "tokenizer.ggml.tokens": struct.pack("<IIQ", 9, 8, 2) + text("a") + text("b"),
         "tokenizer.ggml.scores": struct.pack("<IIQ2f", 9, 6, 2, 0, 1),

@@ -866,6 +866,38 @@ def test_gguf_files_that_cannot_be_run_are_refused_by_name(tmp_path: Path) -> No
     assert error.code == Code.UNSUPPORTED
 
 
+def test_gguf_values_of_the_wrong_type_are_refused_by_their_key(tmp_path: Path) -> None:
+    data = write_gguf(tmp_path / "m.gguf").read_bytes()
+    key = b"llama.rope.freq_base" + (6).to_bytes(4, "little")
+    assert data.count(key) == 1
+    # An f32 read as a u32 is a number all the same; as a bool, a byte and what follows are not.
+    for name, kind in (("rope.freq_base", b"\x07"), ("attention.layer_norm_rms_epsilon", b"\x07")):
+        at = data.index(f"llama.{name}".encode()) + len(f"llama.{name}")
+        changed = data[:at] + kind + data[at + 1 : at + 4] + b"\x01" + data[at + 8 :] + bytes(64)
+        (tmp_path / "changed.gguf").write_bytes(changed)
+        assert f"llama.{name} is True, not a number" in refusal(tmp_path / "changed.gguf").message
+    at = data.index(b"general.architecture") + len(b"general.architecture")
+    listed = b"\x09\0\0\0" + b"\x08\0\0\0" + b"\x01\0\0\0\0\0\0\0"  # a list of one text
+    changed = data[:at] + listed + data[at + 4 :] + bytes(64)
+    (tmp_path / "changed.gguf").write_bytes(changed)
+    assert "GGUF architecture ['llama'], supported: llama" in refusal(tmp_path / "changed.gguf").message
+
+
+def test_names_of_a_checkpoint_cannot_write_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint(tmp_path / "hf", architectures=["\x1b[2J\nLlama" + "x" * 1000])
+    assert main(["convert", str(source), "-o", str(tmp_path / "m.colibri"), "-q"]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("colibri: the checkpoint is \\x1b[2J\\nLlamaxxx")
+    assert error.count("\n") == 1
+    assert len(error) < 400
+    weights = mixtral_weights()
+    weights["\x1b[31m"] = np.zeros(1, np.float32)
+    error = refusal(checkpoint(tmp_path / "hf2", weights)).message
+    assert error.startswith("the checkpoint has \\x1b[31m, which the architecture has no use for")
+
+
 # ---- recipes ------------------------------------------------------------------------------------
 
 

@@ -551,9 +551,26 @@ def test_memory_stays_in_proportion_to_the_budget(step: bytes) -> None:
     try:
         with pytest.raises(ColibriError, match=f"values that take more than {BUDGET_BYTES} bytes of memory"):
             reader.load()
-        assert tracemalloc.get_traced_memory()[1] < 2 * (1 << 21)
+        assert tracemalloc.get_traced_memory()[1] < 1.25 * (1 << 21)
     finally:
         tracemalloc.stop()
+
+
+def test_every_byte_step_reference_and_key_is_charged() -> None:
+    for data, cost in (
+        (b"N.", 64),
+        (b"NN0.", 3 * 64),
+        (b"N\x94.", 2 * 64 + 104),
+        (b"Nq\1.", 2 * 64 + 1 + 104),
+        (b"K\5.", 64 + 1),
+        (text("abc") + b".", 64 + 4 + 3),
+        (b"}" + text("abc") + b"Ns.", 4 * 64 + 7 + 104),
+        (b"(NNNt.", 5 * 64 + 3 * 16),
+        (b"}(" + text("a") + b"Nu.", 5 * 64 + 5 + 2 * 16 + 104),
+    ):
+        budget = Budget(1000)
+        PickleReader(data, "the file", 0, budget).load()
+        assert 1000 - budget.left == cost, data
 
 
 def test_the_budget_ends_a_bomb_in_time(tmp_path: Path) -> None:
