@@ -41,6 +41,10 @@ class Policy:
         self.pinned = np.zeros(self.size, dtype=bool)
         self.layer_of: Ints = np.arange(self.size, dtype=np.int64) // trace.experts
         self.filled = 0
+        turns = np.arange(trace.layers, dtype=np.int64)
+        self.distances: list[Ints] = [
+            np.repeat((turns - layer - 1) % trace.layers, trace.experts) for layer in range(trace.layers)
+        ]
 
     def step(self) -> None:
         """A batch begins."""
@@ -54,13 +58,12 @@ class Policy:
 
     def distance(self, layer: int) -> Ints:
         """Turns until the layer of an expert comes, from the end of this turn: 0 is the next layer."""
-        return np.asarray((self.layer_of - layer - 1) % self.layers, dtype=np.int64)
+        return self.distances[layer]
 
     def victim(self, layer: int) -> int | None:
         """The expert that leaves, or None when all are pinned."""
-        value = np.where(self.present & ~self.pinned, self.value(layer).astype(np.float64), np.inf)
-        key = int(value.argmin())
-        return None if value[key] == np.inf else key
+        there = np.flatnonzero(self.present & ~self.pinned)
+        return int(there[self.value(layer)[there].argmin()]) if len(there) else None
 
     def turn(self, layer: int, ids: Iterable[int]) -> int:
         """One layer's turn; the hits."""
@@ -405,7 +408,7 @@ def main() -> int:
     parser.add_argument("--program", type=Path, default=REPOSITORY / "build" / "host" / "test_cache")
     parser.add_argument("--quick", action="store_true", help="short traces")
     args = parser.parse_args()
-    tokens = 40 if args.quick else 150
+    tokens = 40 if args.quick else 100
     traces = recorded_traces(args.models, tokens) + synthetic_traces(tokens)
     for trace in traces:
         print(

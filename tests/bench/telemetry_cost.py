@@ -27,7 +27,21 @@ def instructions(program: Path, model: Path, folder: Path) -> tuple[int, int]:
     """(all, of the function) over a prompt of 32 tokens and 96 generated ones, one thread."""
     data = folder / "callgrind"
     ids = ",".join(str(i * 7 % 300) for i in range(32))
-    run = [program, "run", model, "--ids", ids, "-n", "96", "-t", "1", "--ignore-end", "-q", "--lock", "off"]
+    run: list[str | Path] = [
+        program,
+        "run",
+        model,
+        "--ids",
+        ids,
+        "-n",
+        "96",
+        "-t",
+        "1",
+        "--ignore-end",
+        "-q",
+        "--lock",
+        "off",
+    ]
     valgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={data}"]
     subprocess.run([*valgrind, *run], capture_output=True, check=True)
     show = ["callgrind_annotate", "--inclusive=yes", "--threshold=100", str(data)]

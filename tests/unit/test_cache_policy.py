@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 from cache_policy import Learned, Lru, Opt, Pinned, Policy
 
 TRACES = [
-    synthetic("uniform", 5, 16, 3, 60),
-    synthetic("zipf", 6, 32, 4, 80, exponent=1.0),
-    synthetic("local", 3, 24, 4, 120, exponent=0.5, repeat_percent=50, seed=3),
-    synthetic("topics", 4, 40, 6, 150, exponent=0.9, repeat_percent=20, topic_tokens=40, seed=4),
-    synthetic("one layer", 1, 20, 2, 200, exponent=0.7, seed=5),
+    synthetic("uniform", 5, 16, 3, 40),
+    synthetic("zipf", 6, 32, 4, 40, exponent=1.0),
+    synthetic("local", 3, 24, 4, 60, exponent=0.5, repeat_percent=50, seed=3),
+    synthetic("topics", 4, 40, 6, 50, exponent=0.9, repeat_percent=20, topic_tokens=20, seed=4),
+    synthetic("one layer", 1, 20, 2, 120, exponent=0.7, seed=5),
     synthetic("two experts", 7, 2, 1, 100, seed=6),
 ]
 
