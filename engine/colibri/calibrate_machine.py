@@ -342,6 +342,16 @@ def _processor() -> tuple[str, list[str]]:
     return name, [flag for flag in flags if flag in known]
 
 
+def _read_size(storage_file: Path, work: ModelWork) -> int:
+    """Bytes of an expert: of the storage file when it is a model, else of the model that is timed."""
+    try:
+        with open_model(storage_file) as file:
+            work = model_work(file)
+    except ColibriError:
+        pass  # any file will do to read from
+    return max((layer.extent_bytes for layer in work.layers), default=0) or READ_BYTES
+
+
 def calibrate(model: Path, storage_file: Path, say: Callable[[str], None]) -> Board:
     """Measure this machine with a model; takes half a minute."""
     cores = len(os.sched_getaffinity(0))
@@ -349,7 +359,7 @@ def calibrate(model: Path, storage_file: Path, say: Callable[[str], None]) -> Bo
     arch = {"armv7l": "arm", "armv8l": "arm"}.get(platform.machine(), platform.machine())
     with open_model(model) as file:
         work = model_work(file)
-    expert = max((layer.extent_bytes for layer in work.layers), default=0) or READ_BYTES
+    expert = _read_size(storage_file, work)
     say(f"storage: reads of {expert} bytes from {storage_file}")
     storage = storage_speed(storage_file, expert)
     say(f"  {storage.read_mbps:,.0f} MB/s, {storage.request_us:,.0f} us for a small read")

@@ -5,7 +5,7 @@
     build/venv/bin/python tests/bench/plan_grid.py --table            # print only
     build/venv/bin/python tests/bench/plan_grid.py --shape a --again
 
-The machine is calibrated first (build/bench/this-machine.toml, kept). Then each cell of the grid runs
+The machine is calibrated first (build/bench/this-machine-SHAPE.toml, kept). Then each cell of the grid runs
 `colibrictl bench` in a control group with the budget as its memory limit and a limit on reads of the
 device, and is compared with the prediction for that board, that budget and that limit. Cells that are
 in the file of results are not measured again, so an interrupted run goes on. Needs root.
@@ -13,6 +13,7 @@ in the file of results are not measured again, so an interrupted run goes on. Ne
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import sys
@@ -39,13 +40,12 @@ GOAL_ERROR, GOAL_SHARE = 0.15, 0.80
 # budgets in MiB (0: enough for every expert), limits on reads in MiB/s (0: none); 192 experts of 0.9 MB
 # a token for shape a, 128 of 3.5 MB for shape b
 GRIDS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "a": ((192, 320, 448, 576, 0), (128, 256, 512, 0)),
-    "b": ((1024, 1536, 2048, 3072), (512, 1024, 0)),
-    "c": ((64, 80, 96, 0), (32, 64, 128, 0)),
+    "a": ((320, 448, 576, 0), (64, 128, 256, 0)),
+    "b": ((1024, 1536, 2048, 3072), (256, 512, 0)),
 }
 READ_AHEAD_KIB = 128  # what boards have
-SECONDS = 15.0  # a cell decodes about that long
-WARM_SECONDS = 8.0
+SECONDS = 10.0  # a cell decodes about that long
+WARM_SECONDS = 6.0
 
 
 def calibrated(path: Path, model: Path, storage_file: Path) -> Board:
@@ -177,35 +177,42 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def measure(shape: str, arguments: argparse.Namespace, results: Results) -> None:
+    """The cells of a shape that are not there yet."""
+    model = colibri_file(shape)
+    board_file = arguments.folder / f"this-machine-{shape}.toml"
+    board = calibrated(arguments.board or board_file, colibri_file(arguments.calibrate_with), model)
+    with open_model(model) as file:
+        work: ModelWork = model_work(file)
+    work.profile = routing(arguments.folder / f"routing-{model.stem}.json", model)
+    budgets, rates = GRIDS[shape]
+    cells = [
+        Cell(shape, budget * MIB, rate * MIB, threads)
+        for threads in arguments.threads
+        for budget in budgets
+        for rate in (rates if budget else (0,))
+    ]
+    for cell in cells:
+        if results.wanted(TABLE, cell.name):
+            plan = cell.plan(model)
+            guess = predict(work, limited(board, cell.rate), plan, position=PROMPT + 64)
+            results.put(TABLE, cell.name, row(cell, plan, guess, cell.measure(arguments.colibrictl, model, guess)))
+
+
 def main() -> int:
     """Measure the grid."""
     parser = options(__doc__ or "")
-    parser.add_argument("--shape", choices=tuple(GRIDS), default="b")
+    parser.add_argument("--shape", choices=tuple(GRIDS), nargs="*", default=list(GRIDS))
     parser.add_argument("--threads", type=int, nargs="*", default=[1])
-    parser.add_argument("--board", type=Path, default=REPOSITORY / "build" / "bench" / "this-machine.toml")
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "bench", help="board files and profiles")
+    parser.add_argument("--board", type=Path, help="a board file to predict with, instead of a calibration")
     parser.add_argument("--calibrate-with", choices=tuple(GRIDS), default="a", help="shape that fits into memory")
     parser.add_argument("--table", action="store_true", help="print the table of what was measured, measure nothing")
     arguments = parser.parse_args()
     results = Results(arguments.results, arguments.again)
     if not arguments.table:
-        model = colibri_file(arguments.shape)
-        board = calibrated(arguments.board, colibri_file(arguments.calibrate_with), model)
-        with open_model(model) as file:
-            work: ModelWork = model_work(file)
-        work.profile = routing(arguments.board.parent / f"routing-{model.stem}.json", model)
-        budgets, rates = GRIDS[arguments.shape]
-        cells = [
-            Cell(arguments.shape, budget * MIB, rate * MIB, threads)
-            for threads in arguments.threads
-            for budget in budgets
-            for rate in (rates if budget else (0,))
-        ]
-        for cell in cells:
-            if not results.wanted(TABLE, cell.name):
-                continue
-            plan = cell.plan(model)
-            guess = predict(work, limited(board, cell.rate), plan, position=PROMPT + 64)
-            results.put(TABLE, cell.name, row(cell, plan, guess, cell.measure(arguments.colibrictl, model, guess)))
+        for shape in arguments.shape:
+            measure(shape, arguments, results)
     print(table(results.data["tables"].get(TABLE, {})))
     return 0
 

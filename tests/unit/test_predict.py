@@ -13,7 +13,7 @@ from colibri import predict as predicting
 from colibri._spec import DType
 from colibri.boards import MIB, Bandwidth, Board, BoardError, Compute, Storage, board_text, find_board, read_board
 from colibri.calibrate import write_calibrated
-from colibri.calibrate_machine import DecodeTimes, fit_compute, hash_mbps, scan_mbps, storage_speed
+from colibri.calibrate_machine import DecodeTimes, _read_size, fit_compute, hash_mbps, scan_mbps, storage_speed
 from colibri.calibration import Profile
 from colibri.cli import main
 from colibri.errors import ColibriError
@@ -466,6 +466,16 @@ def test_calibrating_writes_a_board_that_plans_this_machine(
     assert run(capsys, model, "--board", path)[0] == 0
     code, out, err = run(capsys, model, "--calibrate", model)
     assert (code, out) == (2, "")
+
+
+def test_storage_is_read_in_the_size_of_the_experts_that_lie_there(model: Path, tmp_path: Path) -> None:
+    with open_model(model) as file:
+        size = model_work(file).layers[1].extent_bytes
+    assert _read_size(model, toy()) == size != 1_000_000
+    other = tmp_path / "other"
+    other.write_bytes(b"no model")
+    assert _read_size(other, toy()) == 1_000_000
+    assert _read_size(other, toy(0)) == 3_538_944
 
 
 @pytest.mark.usefixtures("native_library")
