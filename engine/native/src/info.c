@@ -51,6 +51,9 @@ const char *colibri_build_info(void)
 const char *colibri_build_forced(void)
 {
     static const char words[] = ""
+#ifdef COLIBRI_DEBUG_MEMORY
+        " COLIBRI_DEBUG_MEMORY"
+#endif
 #ifdef COLIBRI_PREFETCH_DEPTH
         " COLIBRI_PREFETCH_DEPTH"
 #endif
