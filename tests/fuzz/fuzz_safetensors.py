@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Fuzz target: a safetensors file. What is accepted here, the package of the format must accept too."""
+"""Fuzz target: a safetensors file. What is accepted here, the package of the format must accept too.
+
+The first byte of an input says what the rest is: R a whole file, H a header behind two bytes with
+the number of data bytes; so changes of the header do not all end at its length.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,11 @@ def load() -> Check:
     folder = Folder("model.safetensors")
 
     def check(data: bytes) -> None:
+        if data[:1] == b"H" and len(data) >= 3:
+            (size,) = struct.unpack_from("<H", data, 1)
+            data = struct.pack("<Q", len(data) - 3) + data[3:] + bytes(size)
+        else:
+            data = data[1:]
         with Safetensors(folder.put(data)) as source:
             try:
                 theirs = {name: tuple(table["shape"]) for name, table in deserialize(data)}
@@ -56,7 +65,11 @@ def seeds() -> Sequence[bytes]:
         at += 4 * width
     empty = {"e": {"dtype": "F32", "shape": [0, 4], "data_offsets": [0, 0]},
              "s": {"dtype": "F16", "shape": [], "data_offsets": [0, 2]}}  # fmt: skip
-    return [file_of(one, bytes(24)), file_of(many, bytes(at)), file_of(empty, bytes(2)), file_of({}, b"")]
+    good: list[tuple[Any, int]] = [(one, 24), (many, at), (empty, 2), ({}, 0)]
+    return [
+        *(b"R" + file_of(header, bytes(size)) for header, size in good),
+        *(b"H" + struct.pack("<H", size) + json.dumps(header).encode() for header, size in good),
+    ]
 
 
 WORDS = [
