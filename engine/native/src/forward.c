@@ -295,6 +295,7 @@ static int compute_logits(struct cb_pass *p)
     code = cb_pass_norm(p, m->final_norm, cb_is_quantized(m->head.dtype), "final norm");
     if (code == 0)
         code = cb_pass_run(p, step_head, cb_matrix_panels(&m->head), "logits");
+    code = cb_experts_settle(p, code);
     if (code == 0)
         code = check_logits(p, id);
     if (code == 0)
@@ -308,14 +309,13 @@ int cb_forward(struct cb_pass *p, int want_logits)
     int code;
 
     p->l = NULL;
-    if (cb_is_streamed(p->m))
-        cb_cache_step(&p->m->residency.cache);
+    cb_experts_begin(p);
     code = cb_verify_extent(p->m, 0, p->error);
     if (code == 0)
         code = cb_pass_run(p, step_embed, p->tokens, "embedding");
     for (i = 0; code == 0 && i < p->m->block.layers; i++)
         code = run_layer(p, i);
     if (code == 0 && want_logits)
-        code = compute_logits(p);
-    return code;
+        return compute_logits(p);
+    return cb_experts_settle(p, code);
 }

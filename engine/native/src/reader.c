@@ -89,14 +89,6 @@ static void fetch(struct cb_reader *r, struct cb_read *read)
     }
 }
 
-static void examine(struct cb_reader *r, struct cb_read *read)
-{
-    if (read->verdict.code == 0 && read->verify != 0) {
-        read->cause = CB_READ_DATA;
-        (void)cb_verify_data(r->model, NULL, read->extent, read->to, read->verify, &read->verdict);
-    }
-}
-
 /* ---- threads ------------------------------------------------------------------------------------- */
 
 static void begin_reading(struct cb_reader *r, uint64_t now)
@@ -111,12 +103,63 @@ static void end_reading(struct cb_reader *r, uint64_t now)
         r->idle_since_ns = now;
 }
 
-static void finish(struct cb_reader *r, uint32_t slot)
+static void tell(struct cb_reader *r)
 {
-    push(r, &r->finished, slot);
-    atomic_fetch_add_explicit(&r->finished_count, 1, memory_order_relaxed);
+    r->news = 1;
     if (r->waiting)
         (void)pthread_cond_signal(&r->done);
+}
+
+static void finish(struct cb_reader *r, uint32_t slot)
+{
+    r->failed += r->reads[slot].verdict.code != 0 && r->reads[slot].cause != CB_READ_CANCELLED;
+    push(r, &r->finished, slot);
+    atomic_fetch_add_explicit(&r->finished_count, 1, memory_order_relaxed);
+    tell(r);
+}
+
+/* The lock is held but while storage or the hash is busy. */
+static void read_slot(struct cb_reader *r, uint32_t slot)
+{
+    struct cb_read *read = &r->reads[slot];
+    uint64_t start = cb_now_ns(), end;
+
+    begin_reading(r, start);
+    (void)pthread_mutex_unlock(&r->mutex);
+    fetch(r, read);
+    end = cb_now_ns();
+    (void)pthread_mutex_lock(&r->mutex);
+    end_reading(r, end);
+    r->reads_done++;
+    r->read_ns += end - start;
+    if (read->verdict.code != 0) {
+        finish(r, slot);
+        return;
+    }
+    r->read_bytes += read->bytes;
+    atomic_store_explicit(&read->loaded, 1, memory_order_release);
+    if (read->verify == 0) {
+        finish(r, slot);
+        return;
+    }
+    push(r, &r->loaded, slot);
+    (void)pthread_cond_signal(&r->work);
+    tell(r);
+}
+
+static void verify_slot(struct cb_reader *r, uint32_t slot)
+{
+    struct cb_read *read = &r->reads[slot];
+    uint64_t start = cb_now_ns();
+
+    r->verifying++;
+    (void)pthread_mutex_unlock(&r->mutex);
+    read->cause = CB_READ_DATA;
+    (void)cb_verify_data(r->model, NULL, read->extent, read->to, read->verify, &read->verdict);
+    (void)pthread_mutex_lock(&r->mutex);
+    r->verifying--;
+    r->hash_ns += cb_now_ns() - start;
+    finish(r, slot);
 }
 
 static void *reader_main(void *argument)
@@ -126,33 +169,19 @@ static void *reader_main(void *argument)
     (void)pthread_mutex_lock(&r->mutex);
     while (!r->stop) {
         uint32_t slot = pop(r, &r->urgent);
-        struct cb_read *read;
-        uint64_t start, middle, end;
 
         if (slot == CB_NONE_INDEX)
             slot = pop(r, &r->ahead);
-        if (slot == CB_NONE_INDEX) {
-            (void)pthread_cond_wait(&r->work, &r->mutex);
+        if (slot != CB_NONE_INDEX) {
+            read_slot(r, slot);
             continue;
         }
-        read = &r->reads[slot];
-        start = cb_now_ns();
-        begin_reading(r, start);
-        (void)pthread_mutex_unlock(&r->mutex);
-        fetch(r, read);
-        middle = cb_now_ns();
-        (void)pthread_mutex_lock(&r->mutex);
-        end_reading(r, middle);
-        (void)pthread_mutex_unlock(&r->mutex);
-        examine(r, read);
-        end = cb_now_ns();
-        (void)pthread_mutex_lock(&r->mutex);
-        r->reads_done++;
-        r->read_bytes += read->verdict.code == 0 ? read->bytes : 0;
-        r->failed += read->verdict.code != 0;
-        r->read_ns += middle - start;
-        r->hash_ns += end - middle;
-        finish(r, slot);
+        if (r->verifying == 0 || r->verifying + 1 < r->threads)
+            slot = pop(r, &r->loaded);
+        if (slot != CB_NONE_INDEX)
+            verify_slot(r, slot);
+        else
+            (void)pthread_cond_wait(&r->work, &r->mutex);
     }
     (void)pthread_mutex_unlock(&r->mutex);
     return NULL;
@@ -166,6 +195,7 @@ void cb_reader_submit(struct cb_reader *r, uint32_t slot)
 
     read->busy = 1;
     read->verdict.code = 0;
+    atomic_store_explicit(&read->loaded, 0, memory_order_relaxed);
     (void)pthread_mutex_lock(&r->mutex);
     push(r, read->ahead ? &r->ahead : &r->urgent, slot);
     (void)pthread_cond_signal(&r->work);
@@ -196,11 +226,12 @@ void cb_reader_wait(struct cb_reader *r, uint32_t timeout_ms)
 
     (void)pthread_mutex_lock(&r->mutex);
     r->waiting = 1;
-    while (r->finished.first == CB_NONE_INDEX) {
+    while (!r->news) {
         if (pthread_cond_timedwait(&r->done, &r->mutex, &t) != 0)
             break;
     }
     r->waiting = 0;
+    r->news = 0;
     (void)pthread_mutex_unlock(&r->mutex);
 }
 
@@ -290,6 +321,7 @@ int cb_reader_start(struct cb_reader *r, const colibri_model *m, int fd, const c
     r->direct = -1;
     r->urgent = empty;
     r->ahead = empty;
+    r->loaded = empty;
     r->finished = empty;
     atomic_init(&r->finished_count, 0);
     if (strlen(path) < sizeof r->path)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Threads that read expert extents into slots, one pread each, and verify them. A slot is the
- * compute thread's until it is submitted, and again when cb_reader_take has returned it.
+ * Threads that read expert extents into slots, one pread each, and verify them. Reads go before
+ * hashes: storage is what is scarce. The bytes of a slot may be computed on from `loaded` on, while
+ * they are verified; what comes of it counts for nothing until cb_reader_take has returned the slot
+ * with verdict 0. From cb_reader_submit until then the slot belongs to the reader.
  */
 #ifndef CB_READER_H
 #define CB_READER_H
@@ -33,7 +35,9 @@ struct cb_read {
     uint8_t verify;          /* CB_VERIFY_HASHES, CB_VERIFY_VALUES */
     uint8_t cause;           /* enum cb_read_cause */
     uint8_t ahead;           /* begun before it was needed, and not needed yet */
-    uint8_t busy;            /* the reader has it; only the compute thread looks */
+    uint8_t busy;            /* the reader has it; only the compute thread looks, as at `wanted` */
+    uint8_t wanted;          /* the batch that is computed needs it */
+    atomic_uchar loaded;     /* the bytes are there */
 };
 _Static_assert(sizeof(struct cb_read) <= CB_PLAN_READ_BYTES, "the plan holds a read");
 
@@ -50,10 +54,12 @@ struct cb_reader {
     uint32_t threads, started;
     pthread_mutex_t mutex;
     pthread_cond_t work, done;
-    struct cb_read_list urgent, ahead, finished;
+    struct cb_read_list urgent, ahead, loaded, finished;
     atomic_uint finished_count; /* a hint that spares the lock */
     int stop, waiting;
+    int news;               /* a slot was loaded or finished since the last wait */
     uint32_t reading;       /* threads inside pread */
+    uint32_t verifying;     /* threads that hash: one is kept for reads */
     uint64_t idle_since_ns; /* when `reading` became 0 */
     uint64_t reads_done, read_bytes, failed, idle_ns, read_ns, hash_ns;
     int advice_errno;       /* of posix_fadvise */
@@ -73,7 +79,7 @@ void cb_reader_submit(struct cb_reader *r, uint32_t slot);
 /* A slot whose read is over, or CB_NONE_INDEX. */
 uint32_t cb_reader_take(struct cb_reader *r);
 void cb_reader_read_stats(struct cb_reader *r, colibri_residency_stats *stats);
-/* Until a read is over, at most this long. */
+/* Until a slot is loaded or finished, at most this long. */
 void cb_reader_wait(struct cb_reader *r, uint32_t timeout_ms);
 /* Reads ahead that have not begun come back as cancelled. */
 void cb_reader_cancel_ahead(struct cb_reader *r);

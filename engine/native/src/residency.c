@@ -65,6 +65,8 @@ static void submit(colibri_model *m, uint32_t slot, uint32_t layer, uint32_t exp
     read->bytes = l->expert_stride;
     cb_guards_poison(&m->arena.guards, read->to, r->slot_bytes);
     read->ahead = ahead != 0;
+    read->wanted = !ahead;
+    r->unsettled += read->wanted;
     read->verify = 0;
     if (!m->verified[read->extent])
         read->verify = CB_VERIFY_HASHES | CB_VERIFY_VALUES;
@@ -87,8 +89,10 @@ static void collect(colibri_model *m)
         struct cb_read *read = &r->reads[slot];
 
         r->in_flight--;
+        r->unsettled -= read->wanted;
         cb_cache_unpin(&r->cache, slot);
         if (read->verdict.code == 0) {
+            read->wanted = 0;
             cb_verify_mark(m, read->extent);
             continue;
         }
@@ -96,10 +100,11 @@ static void collect(colibri_model *m)
             r->stats.prefetch_reads--;
         } else {
             r->suspect = 1;
-            if (r->bad.verdict.code == 0 || read->extent < r->bad.extent)
-                r->bad = *read;
+            if (read->wanted && (r->bad.verdict.code == 0 || read->extent < r->bad.extent))
+                memcpy(&r->bad, read, sizeof r->bad);
         }
         read->ahead = 0;
+        read->wanted = 0;
         cb_cache_drop(&r->cache, slot);
     }
 }
@@ -327,7 +332,7 @@ static void look_ahead(struct cb_pass *p)
     uint32_t next = p->l->r.layer.index + 1, worth, i, n = 0;
     const struct cb_layer *l;
 
-    if (a->depth == 0 || a->credit == 0 || next == p->m->block.layers || r->in_flight > 0)
+    if (a->depth == 0 || a->credit == 0 || next == p->m->block.layers)
         return;
     l = cb_model_layer(p->m, next);
     worth = worthwhile(a, look_value(p));
@@ -352,6 +357,43 @@ static void look_ahead(struct cb_pass *p)
     a->guesses = n;
 }
 
+/* ---- a batch ------------------------------------------------------------------------------------- */
+
+void cb_experts_begin(struct cb_pass *p)
+{
+    struct cb_residency *r = &p->m->residency;
+    uint32_t i;
+
+    if (!cb_is_streamed(p->m))
+        return;
+    cb_cache_step(&r->cache);
+    r->bad.verdict.code = 0;
+    /* What a call that was cancelled left behind is of no concern to this one, until it asks. */
+    for (i = 0; r->unsettled > 0 && i < p->m->plan.expert_slots; i++) {
+        r->unsettled -= r->reads[i].wanted && r->reads[i].busy;
+        r->reads[i].wanted = 0;
+    }
+}
+
+int cb_experts_settle(struct cb_pass *p, int code)
+{
+    struct cb_residency *r = &p->m->residency;
+    struct patience patience = {0, 0};
+
+    /* Values that are not finite may come from bytes that are about to be refused. */
+    if (!cb_is_streamed(p->m) || (code != 0 && code != COLIBRI_ERR_NON_FINITE))
+        return code;
+    collect(p->m);
+    while (r->unsettled > 0) {
+        int late = wait_in_time(p->m, &patience, p->error);
+
+        if (late != 0)
+            return late;
+        collect(p->m);
+    }
+    return r->bad.verdict.code != 0 ? fail_read(p->m, &r->bad, p->error) : code;
+}
+
 /* ---- the experts of a layer ---------------------------------------------------------------------- */
 
 /* Give slots to missing experts, as far as there are slots that nothing holds. */
@@ -372,7 +414,6 @@ static void submit_missing(struct cb_pass *p)
         cb_cache_used(&r->cache, n->slot);
         submit(p->m, n->slot, layer, n->expert, 0);
         n->state = CB_NEED_LOADING;
-        r->loading++;
         r->burst_reads++;
     }
 }
@@ -390,7 +431,6 @@ void cb_experts_need(struct cb_pass *p)
     collect(p->m);
     recover(p->m);
     r->need_count = 0;
-    r->loading = 0;
     for (e = 0; e < p->l->r.moe.experts; e++) {
         struct cb_need *n = &r->needs[r->need_count];
         struct cb_read *read;
@@ -412,7 +452,10 @@ void cb_experts_need(struct cb_pass *p)
         cb_cache_pin(&r->cache, n->slot);
         cb_cache_used(&r->cache, n->slot);
         n->state = read->busy ? CB_NEED_LOADING : CB_NEED_READY;
-        r->loading += read->busy;
+        if (read->busy && !read->wanted) {
+            read->wanted = 1;
+            r->unsettled++;
+        }
     }
     r->burst_reads = 0;
     r->burst_ns = cb_now_ns();
@@ -427,17 +470,16 @@ static int look_at_reads(struct cb_pass *p, uint32_t *ready, uint32_t *left)
     struct cb_residency *r = &p->m->residency;
     uint32_t i;
 
+    if (r->bad.verdict.code != 0)
+        return fail_read(p->m, &r->bad, p->error);
     *ready = 0;
     *left = 0;
     for (i = 0; i < r->need_count; i++) {
         struct cb_need *n = &r->needs[i];
 
-        if (n->state == CB_NEED_LOADING && !r->reads[n->slot].busy) {
-            if (r->reads[n->slot].verdict.code != 0)
-                return fail_read(p->m, &r->reads[n->slot], p->error);
+        if (n->state == CB_NEED_LOADING &&
+            atomic_load_explicit(&r->reads[n->slot].loaded, memory_order_acquire))
             n->state = CB_NEED_READY;
-            r->loading--;
-        }
         *ready += n->state == CB_NEED_READY;
         *left += n->state != CB_NEED_DONE;
     }
@@ -448,7 +490,7 @@ int cb_experts_wave(struct cb_pass *p, uint32_t *running)
 {
     struct cb_residency *r = &p->m->residency;
     struct patience patience = {0, 0};
-    uint32_t left, i;
+    uint32_t left = 0, i;
 
     for (;;) {
         int code;
@@ -631,7 +673,6 @@ int cb_residency_verify(colibri_model *m, colibri_error *error)
     uint32_t layer = 0, expert = 0;
     int code = 0;
 
-    r->bad.verdict.code = 0;
     while (code == 0 && layer < m->block.layers && r->bad.verdict.code == 0) {
         const struct cb_layer_records *l = &cb_model_layer(m, layer)->r;
         uint32_t slot;

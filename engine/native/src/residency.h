@@ -61,10 +61,11 @@ struct cb_residency {
     struct cb_reader *reader;
     struct cb_read *reads;       /* [n] */
     struct cb_need *needs;       /* [X] */
-    uint32_t need_count, loading;
-    uint32_t in_flight;          /* reads of any layer */
+    uint32_t need_count;
+    uint32_t in_flight;          /* reads of any layer, until they are verified */
+    uint32_t unsettled;          /* ... that this batch computes or computed on */
     uint32_t suspect;            /* a read failed: the file may have been replaced */
-    struct cb_read bad;          /* the failed read of the lowest extent */
+    struct cb_read bad;          /* the failed read of this batch, of the lowest extent */
     uint64_t burst_ns;           /* the reads of this layer began */
     uint32_t burst_reads;
     struct cb_quantized grouped; /* [B * R][H] */
@@ -91,6 +92,10 @@ int cb_residency_quiet(colibri_model *m, colibri_error *error);
 int cb_residency_verify(colibri_model *m, colibri_error *error);
 void cb_residency_read_stats(const colibri_model *m, colibri_residency_stats *stats);
 
+/* A batch begins. */
+void cb_experts_begin(struct cb_pass *p);
+/* A batch ends with `code`: what it computed on must be verified before anything of it is shown. */
+int cb_experts_settle(struct cb_pass *p, int code);
 /* The experts of p->l that have tokens are needed; begins to read the ones that are missing. */
 void cb_experts_need(struct cb_pass *p);
 /* The next experts that can be computed are RUNNING; waits for storage when there is none.
