@@ -47,11 +47,18 @@ def test_every_bit_of_a_file_with_every_section_is_checked_at_open(tiny: Path, n
 
 
 def test_in_mode_first_no_flip_changes_a_token(tiny: Path) -> None:
-    found, harmless, wrong = judged("--first", tiny, r"first found (\d+) harmless (\d+) wrong (\d+)")
+    found, harmless, wrong = judged("--first", tiny, r"run found (\d+) harmless (\d+) wrong (\d+)")
     assert wrong == 0
     assert found + harmless == tiny.stat().st_size
     # what mode first need not look at: the texts of the provenance
     assert harmless < 200
+
+
+def test_in_mode_always_no_flip_of_a_streamed_model_changes_a_token(tiny: Path) -> None:
+    found, harmless, wrong = judged("--always", tiny, r"run found (\d+) harmless (\d+) wrong (\d+)")
+    assert wrong == 0
+    assert found > tiny.stat().st_size // 7 - 100
+    assert harmless < 30
 
 
 def test_sampled_flips_of_the_demo_model_are_found(demo_model: Path, note: Callable[[str], None]) -> None:

@@ -7,6 +7,8 @@
  *     judge --flips N/OF FILE   part N of OF of every single-bit flip: each must be refused at open
  *     judge --first N/OF FILE   in mode first: refused, or the logits of a run over everything are
  *                               the bits of the good file; one bit of each byte
+ *     judge --always N/OF FILE  the same in mode always while experts are streamed; one bit of each
+ *                               seventh byte
  *     judge --sample N SEED FILE   flips of a large file, in private mappings of it: in front of the
  *                               weights by opens in mode first, the rest by the check that an extent
  *                               gets when it is touched
@@ -68,6 +70,12 @@ static uint8_t flip_bit;
 #endif
 
 #if COUNTS && defined(SYS_mmap) && UINTPTR_MAX > UINT32_MAX
+#define OWN_MMAP 1
+#else
+#define OWN_MMAP 0
+#endif
+
+#if OWN_MMAP
 /* The library takes all memory with mmap: this one counts, and under both names that libc has. */
 static void *map(void *at, size_t bytes, int protection, int flags, int fd, off_t offset)
 {
@@ -123,6 +131,8 @@ static void read_file(const char *path)
     (void)snprintf(file.path, sizeof file.path, "/proc/self/fd/%d", file.fd);
 }
 
+static uint32_t residency = COLIBRI_RESIDENCY_RESIDENT;
+
 static int open_model(const char *path, uint32_t verify, colibri_model **model, colibri_error *error)
 {
     colibri_model_options options;
@@ -133,7 +143,8 @@ static int open_model(const char *path, uint32_t verify, colibri_model **model, 
     options.batch_tokens = 2;
     options.max_text_bytes = 64;
     options.lock = COLIBRI_LOCK_OFF;
-    options.residency = COLIBRI_RESIDENCY_RESIDENT;
+    options.residency = residency;
+    options.io_threads = 1;
     options.verify = verify;
     *model = NULL;
     memset(error, 0, sizeof *error);
@@ -248,15 +259,15 @@ static int all_flips(uint64_t part, uint64_t parts)
     return missed != 0;
 }
 
-/* Open in mode first and run every token once: the code, and the logits' bits in a hash. */
-static int run_all(uint8_t hash[32], uint32_t *touched)
+/* Open and run every token once: the code, and the logits' bits in a hash. */
+static int run_all(uint32_t verify, uint8_t hash[32], uint32_t *touched)
 {
     colibri_model *model;
     colibri_session *session;
     colibri_error error;
     colibri_report report = {.struct_size = sizeof report};
     struct cb_sha256 s;
-    int code = open_model(file.path, COLIBRI_VERIFY_FIRST, &model, &error);
+    int code = open_model(file.path, verify, &model, &error);
     uint32_t vocabulary, id;
 
     if (code != 0)
@@ -282,21 +293,21 @@ static int run_all(uint8_t hash[32], uint32_t *touched)
     return code;
 }
 
-static int first_flips(uint64_t part, uint64_t parts)
+static int run_flips(uint32_t verify, uint64_t step, uint64_t part, uint64_t parts)
 {
     uint8_t good[32], hash[32];
     uint64_t at, found = 0, harmless = 0, wrong = 0;
     uint32_t touched;
 
-    if (run_all(good, &touched) != 0 || !touched) {
+    if (run_all(verify, good, &touched) != 0 || !touched) {
         printf("broken: the good file does not run, or a run does not touch all of it\n");
         return 1;
     }
-    for (at = file.bytes * part / parts; at < file.bytes * (part + 1) / parts; at++) {
+    for (at = file.bytes * part / parts; at < file.bytes * (part + 1) / parts; at += step) {
         uint8_t flip = (uint8_t)(1u << (at * 5 % 8));
 
         file.shared[at] ^= flip;
-        if (run_all(hash, &touched) != 0)
+        if (run_all(verify, hash, &touched) != 0)
             found++;
         else if (memcmp(hash, good, sizeof hash) == 0)
             harmless++; /* no token depends on this byte */
@@ -304,7 +315,7 @@ static int first_flips(uint64_t part, uint64_t parts)
             printf("wrong token: byte %" PRIu64 "\n", at);
         file.shared[at] ^= flip;
     }
-    printf("first found %" PRIu64 " harmless %" PRIu64 " wrong %" PRIu64 "\n", found, harmless, wrong);
+    printf("run found %" PRIu64 " harmless %" PRIu64 " wrong %" PRIu64 "\n", found, harmless, wrong);
     return wrong != 0;
 }
 
@@ -337,6 +348,10 @@ static int sample(const char *path, uint64_t count, uint64_t seed)
     colibri_error error;
     uint64_t i, found = 0, head = 0, sections = 0, bytes;
 
+    if (!OWN_MMAP) {
+        printf("judge: --sample needs a 64-bit build without sanitizers\n");
+        return 2;
+    }
     random_seed = seed;
     writable = 1;
     if (open_model(path, COLIBRI_VERIFY_FIRST, &model, &error) != 0) {
@@ -422,12 +437,16 @@ int main(int argc, char **argv)
         if (strcmp(argv[1], "--flips") == 0)
             return all_flips(part, parts);
         if (strcmp(argv[1], "--first") == 0)
-            return first_flips(part, parts);
+            return run_flips(COLIBRI_VERIFY_FIRST, 1, part, parts);
+        if (strcmp(argv[1], "--always") == 0) {
+            residency = COLIBRI_RESIDENCY_STREAM;
+            return run_flips(COLIBRI_VERIFY_ALWAYS, 7, part, parts);
+        }
     }
     if (argc == 2 && strcmp(argv[1], "--sha") == 0)
         return sha_speed();
     if (argc != 2) {
-        (void)fprintf(stderr, "usage: judge [--flips|--first N/OF | --sample N SEED] FILE, or judge --sha\n");
+        (void)fprintf(stderr, "usage: judge [--flips|--first|--always N/OF | --sample N SEED] FILE, or judge --sha\n");
         return 2;
     }
     read_file(argv[1]);
