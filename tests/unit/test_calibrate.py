@@ -26,6 +26,8 @@ RECIPE = Path(__file__).resolve().parents[2] / "configs" / "models" / "tiny.toml
 TEXT = "the cat sat on 1200 hats, and that was the end of the hats and the cat. " * 12
 CALIBRATION = 5
 HEAD, LAYER = 16, 16
+COUNTS = HEAD + 3 * LAYER  # 3 layers of 5 experts
+PAIRS = COUNTS + 4 * 15
 # The private key of RFC 8032, 7.1, test 1.
 KEY = """-----BEGIN PRIVATE KEY-----
 MC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g
@@ -276,8 +278,31 @@ def both(*changes: Callable[[Forge], None]) -> Callable[[Forge], None]:
     return change
 
 
-COUNTS = HEAD + 3 * LAYER  # 3 layers of 5 experts
-PAIRS = COUNTS + 4 * 15
+def section(tokens: int, counts: list[int], *changes: Callable[[Forge], None]) -> Callable[[Forge], None]:
+    """A section without pairs, the same counts in each layer; then the changes."""
+
+    def change(f: Forge) -> None:
+        offset, size = f.section(CALIBRATION)
+        data = struct.pack("<4I", 3, tokens, 0, 0)
+        data += b"".join(struct.pack("<4I", layer, 5, 3, 0) for layer in range(3))
+        data += 3 * struct.pack("<5I", *counts)
+        f.data[offset : offset + size] = data.ljust(size, b"\0")
+        f.u64(f.section_entry(CALIBRATION) + 16, len(data))
+        both(*changes)(f)
+
+    return change
+
+
+def last_pair(expert: int, following: int) -> Callable[[Forge], None]:
+    """The last pair of layer 0, chosen once: every other rule holds."""
+
+    def change(f: Forge) -> None:
+        offset, _ = f.section(CALIBRATION)
+        (pairs,) = struct.unpack_from("<I", f.data, offset + HEAD + 12)
+        f.u32(offset + PAIRS + 8 * (pairs - 1), expert << 16 | following)
+        f.u32(offset + PAIRS + 8 * (pairs - 1) + 4, 1)
+
+    return change
 
 
 @dataclass(frozen=True)
@@ -289,6 +314,11 @@ class Case:
 
 
 CASES = [
+    Case("no tokens and nothing counted", section(0, [0] * 5)),
+    Case("another top_k with its counts", section(4, [4, 4, 0, 0, 0], *(word(HEAD + 8 + 16 * i, 2) for i in range(3)))),
+    Case("count above the tokens, right sum", section(4, [5, 4, 3, 0, 0])),
+    Case("expert of a pair just beyond", last_pair(5, 0)),
+    Case("next expert of a pair just beyond", last_pair(4, 5)),
     Case("fewer layers", word(0, 2)),
     Case("more layers", word(0, 4)),
     Case("layers beyond the section", word(0, 0xFFFFFFFF)),
@@ -325,6 +355,18 @@ def test_both_readers_refuse(case: Case, calibrated: Path, tmp_path: Path) -> No
     path = tmp_path / "bad.colibri"
     path.write_bytes(forge.data)
     assert (python_code(path), c_code(path)) == (Code.CALIBRATION, Code.CALIBRATION)
+
+
+def test_a_section_without_pairs_is_right(calibrated: Path, tmp_path: Path) -> None:
+    forge = Forge(calibrated.read_bytes())
+    section(4, [4, 4, 3, 1, 0])(forge)
+    offset, size = forge.section(CALIBRATION)
+    forge.put(forge.section_entry(CALIBRATION) + 32, tree(forge.data[offset : offset + size])[1])
+    forge.rehash_root()
+    path = tmp_path / "good.colibri"
+    path.write_bytes(forge.data)
+    assert (python_code(path), c_code(path)) == (Code.OK, Code.OK)
+    assert profile_of(path).counts == [[4, 4, 3, 1, 0]] * 3
 
 
 def test_a_changed_byte_is_found_by_the_hash(calibrated: Path, tmp_path: Path) -> None:
