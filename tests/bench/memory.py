@@ -27,7 +27,7 @@ from cgroups import Group, GroupError, ReadAhead
 from isolation import CommandError, evict, read_whole, run
 from peer import Peer, PeerError, wanted
 from ramdisk import RamDisk, RamDiskError, direct_rate
-from results import Results, figure, options
+from results import Results, figure, options, spread
 from shapes import SHAPES, colibri_file, gguf_file
 
 GIB = 1 << 30
@@ -90,23 +90,28 @@ class Bench:
 def start(bench: Bench) -> None:
     """Goals P4 and P5."""
     for name, goal_ms in (("a", 50), ("b", 100)):
-        rows = [f"start {name}, warm page cache", f"peak {name}, resident", f"anonymous {name}, resident"]
+        rows = [f"open {name}, warm page cache", f"peak {name}, resident", f"anonymous {name}, resident"]
         if not any(bench.wanted(row) for row in rows):
             continue
         model = colibri_file(name)
         read_whole(model)
-        runs = [bench.ours(model, "--rounds", "1", "--tokens", "8", "--prompt", "64") for _ in range(3)]
+        options = ["--rounds", "1", "--tokens", "8", "--prompt", "64", "--context", "512"]
+        runs = [bench.ours(model, *options) for _ in range(5)]
         best = min(runs, key=lambda result: float(result["open_ms"]))
         peer: dict[str, Any] = {}
         if not bench.arguments.no_peer:
             read_whole(gguf_file(name))
-            with Peer(gguf_file(name)) as process:
+            with Peer(gguf_file(name), context=512) as process:
                 process.ask(op="decode", tokens=2, threads=1)
                 peer = {**process.ask(op="status"), "load_ms": 1e3 * process.load_seconds}
-        bench.put(rows[0], {"goal": goal_ms, "ours": best["open_ms"], "peer": peer.get("load_ms"), "unit": "ms"})
-        ratio = best["vmhwm_bytes"] / best["file_bytes"]
-        other = peer["VmHWM"] / gguf_file(name).stat().st_size if peer else None
-        bench.put(rows[1], {"goal": 1.05, "ours": ratio, "peer": other, "unit": "of the file"})
+        spent = [result["open_ms"] for result in runs]
+        row = {"goal": goal_ms, "ours": best["open_ms"], "peer": peer.get("load_ms"), "unit": "ms"}
+        bench.put(rows[0], {**row, "spread": spread(spent), "samples": {"ours": spent}})
+        ratio = (best["vmhwm_bytes"] - best["kv_bytes"]) / best["file_bytes"]
+        # The peer's KV cache has the same size: f16, as many positions.
+        other = (peer["VmHWM"] - best["kv_bytes"]) / gguf_file(name).stat().st_size if peer else None
+        row = {"goal": 1.05, "ours": ratio, "peer": other, "unit": "of the file, without the KV cache"}
+        bench.put(rows[1], {**row, "note": f"KV cache {figure(best['kv_bytes'] / 1e6)} MB"})
         anonymous = (best["rss_anon_bytes"] - best["kv_bytes"]) / (1 << 20)
         bench.put(rows[2], {"goal": 64, "ours": anonymous, "unit": "MiB besides KV"})
 
