@@ -34,6 +34,10 @@
 #define MARK_END 0x6365626dul
 #define MAX_NUMBER 1024u
 
+#ifndef SYS_fadvise64 /* 32-bit ARM has its own, with the arguments in another order */
+#define SYS_fadvise64 SYS_arm_fadvise64_64
+#endif
+
 /* From linux/ptrace.h, which C libraries disagree with. */
 #define GET_SYSCALL_INFO 0x420e
 #define INFO_ENTRY 1
@@ -204,9 +208,15 @@ static void count_way(const struct way *way)
         CHECK(counts.minor <= way->faults);
 }
 
+/* Reading an expert is one pread; threads hand it over on a futex. What is read through the page cache
+ * is dropped there (fadvise64). Experts of a mapping are faulted in when they are first needed. */
 static const struct way ways[] = {
     {"resident", COLIBRI_RESIDENCY_RESIDENT, 1, 0, {-1}, 0},
     {"resident", COLIBRI_RESIDENCY_RESIDENT, 4, 0, {SYS_futex, -1}, 0},
+    {"stream", COLIBRI_RESIDENCY_STREAM, 1, 3, {SYS_futex, SYS_pread64, SYS_fadvise64, -1}, 0},
+    {"stream", COLIBRI_RESIDENCY_STREAM, 3, 3, {SYS_futex, SYS_pread64, SYS_fadvise64, -1}, 0},
+    {"mapped", COLIBRI_RESIDENCY_MAPPED, 1, 0, {-1}, -1},
+    {"mapped-guarded", COLIBRI_RESIDENCY_MAPPED_GUARDED, 1, 0, {SYS_mprotect, -1}, -1},
 };
 
 static void test_a_resident_token_with_one_thread_makes_no_system_call_and_no_page_fault(void)
@@ -217,6 +227,22 @@ static void test_a_resident_token_with_one_thread_makes_no_system_call_and_no_pa
 static void test_a_resident_token_with_four_threads_makes_only_futex_calls_and_no_page_fault(void)
 {
     count_way(&ways[1]);
+}
+
+static void test_a_streamed_token_reads_and_waits_and_does_nothing_else(void)
+{
+    count_way(&ways[2]);
+    count_way(&ways[3]);
+}
+
+static void test_a_mapped_token_makes_no_system_call(void)
+{
+    count_way(&ways[4]);
+}
+
+static void test_a_guarded_token_opens_and_closes_experts_and_does_nothing_else(void)
+{
+    count_way(&ways[5]);
 }
 
 /* The tracer must see what it is there for: a call and a fault in the middle of a token. */
@@ -275,6 +301,9 @@ int main(void)
     RUN(test_the_counter_counts);
     RUN(test_a_resident_token_with_one_thread_makes_no_system_call_and_no_page_fault);
     RUN(test_a_resident_token_with_four_threads_makes_only_futex_calls_and_no_page_fault);
+    RUN(test_a_streamed_token_reads_and_waits_and_does_nothing_else);
+    RUN(test_a_mapped_token_makes_no_system_call);
+    RUN(test_a_guarded_token_opens_and_closes_experts_and_does_nothing_else);
     free(file.bytes);
     return RESULT();
 }

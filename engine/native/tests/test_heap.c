@@ -104,7 +104,7 @@ int heap_posix_memalign(void **block, size_t align, size_t bytes)
 static struct build_file file;
 
 /* Everything a program does with a model; returns the heap calls after `from` (0 open, 1 opened). */
-static long use(const char *path, uint32_t threads, int from_open)
+static long use(const char *path, uint32_t threads, uint32_t residency, int from_open)
 {
     colibri_model_options options;
     colibri_model *model;
@@ -117,6 +117,8 @@ static long use(const char *path, uint32_t threads, int from_open)
 
     colibri_model_options_default(&options);
     options.threads = threads;
+    options.residency = residency;
+    options.expert_slots = residency == COLIBRI_RESIDENCY_STREAM ? 3 : 0;
     options.verify = from_open ? COLIBRI_VERIFY_OPEN : COLIBRI_VERIFY_FIRST;
     for (i = 0; i < 40; i++)
         ids[i] = i;
@@ -143,15 +145,19 @@ static void test_no_heap_call_with_one_thread(void)
 {
     const char *path = build_write(&file, file.size);
 
-    CHECK_EQUAL(use(path, 1, 1), 0);
+    CHECK_EQUAL(use(path, 1, COLIBRI_RESIDENCY_RESIDENT, 1), 0);
+    CHECK_EQUAL(use(path, 1, COLIBRI_RESIDENCY_MAPPED, 1), 0);
+    CHECK_EQUAL(use(path, 1, COLIBRI_RESIDENCY_MAPPED_GUARDED, 1), 0);
     (void)unlink(path);
 }
 
-static void test_no_heap_call_after_open_with_four_threads(void)
+static void test_no_heap_call_after_open_with_four_threads_in_any_residency(void)
 {
     const char *path = build_write(&file, file.size);
+    uint32_t residency;
 
-    CHECK_EQUAL(use(path, 4, 0), 0);
+    for (residency = COLIBRI_RESIDENCY_RESIDENT; residency <= COLIBRI_RESIDENCY_MAPPED_GUARDED; residency++)
+        CHECK_EQUAL(use(path, 4, residency, 0), 0);
     (void)unlink(path);
 }
 
@@ -174,7 +180,7 @@ int main(void)
     }
     RUN(test_the_counter_counts);
     RUN(test_no_heap_call_with_one_thread);
-    RUN(test_no_heap_call_after_open_with_four_threads);
+    RUN(test_no_heap_call_after_open_with_four_threads_in_any_residency);
     free(file.bytes);
     return RESULT();
 }
