@@ -196,15 +196,13 @@ class Machine:
         return count * self.compute.step_us * 1e-6 if self.threads > 1 else 0.0
 
     def read_seconds(self, experts: float, nbytes: int) -> float:
-        """Reading and verifying experts, several at a time; the last one is verified alone."""
+        """Reading experts, several at a time; they are computed while they are verified."""
         if experts <= 0:
             return 0.0
         bus = experts * nbytes / (self.storage.read_mbps * 1e6)
         at_once = max(1.0, min(self.io_threads, experts))
         waits = experts / at_once * self.storage.request_us * 1e-6
-        one_hash = nbytes * self.hash_seconds
-        hashing = experts * one_hash / max(1.0, min(at_once, self.cores))
-        return max(bus, waits, hashing) + self.storage.request_us * 1e-6 + one_hash
+        return max(bus, waits) + self.storage.request_us * 1e-6
 
 
 def machine(board: Board, storage: str | None, plan: MemoryPlan) -> Machine:

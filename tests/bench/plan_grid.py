@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from cgroups import Group, GroupError, ReadAhead
-from colibri.boards import Board, read_board
+from colibri.boards import Board, Storage, read_board
+from colibri.calibrate_machine import storage_speed
 from colibri.engine import Engine
 from colibri.format import open_model
 from colibri.plan import MemoryPlan, PlanOptions, plan_file
@@ -44,6 +45,7 @@ GRIDS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "b": ((1024, 1536, 2048, 3072), (256, 512, 0)),
 }
 READ_AHEAD_KIB = 128  # what boards have
+DISK_SECONDS = 1.0  # its speed is measured that long before and after
 SECONDS = 10.0  # a cell decodes about that long
 WARM_SECONDS = 6.0
 
@@ -76,9 +78,8 @@ def routing(path: Path, model: Path) -> list[list[int]]:
     return found
 
 
-def limited(board: Board, rate: int) -> Board:
-    """The board with the storage that the control group leaves."""
-    storage = board.storages["disk"]
+def limited(board: Board, storage: Storage, rate: int) -> Board:
+    """The board with the storage as it is now, and as the control group leaves it."""
     if rate:
         storage = replace(storage, read_mbps=min(storage.read_mbps, rate / 1e6))
     return replace(board, storages={"disk": storage})
@@ -195,8 +196,20 @@ def measure(shape: str, arguments: argparse.Namespace, results: Results) -> None
     for cell in cells:
         if results.wanted(TABLE, cell.name):
             plan = cell.plan(model)
-            guess = predict(work, limited(board, cell.rate), plan, position=PROMPT + 64)
-            results.put(TABLE, cell.name, row(cell, plan, guess, cell.measure(arguments.colibrictl, model, guess)))
+            # Others use the disk too: its speed is taken just before a run and just after.
+            extent = max(layer.extent_bytes for layer in work.layers)
+            before = storage_speed(model, extent, seconds=DISK_SECONDS)
+            guess = predict(work, limited(board, before, cell.rate), plan, position=PROMPT + 64)
+            measured = cell.measure(arguments.colibrictl, model, guess)
+            after = storage_speed(model, extent, seconds=DISK_SECONDS)
+            between = replace(
+                before,
+                read_mbps=(before.read_mbps + after.read_mbps) / 2,
+                request_us=(before.request_us + after.request_us) / 2,
+            )
+            guess = predict(work, limited(board, between, cell.rate), plan, position=PROMPT + 64)
+            found = row(cell, plan, guess, measured)
+            results.put(TABLE, cell.name, {**found, "disk_mbps": [before.read_mbps, after.read_mbps]})
 
 
 def main() -> int:
