@@ -177,10 +177,246 @@ static void test_threads_batches_and_reads_ahead_change_no_bit(void)
     free(f.bytes);
 }
 
+/* 1,024 experts, 32 of them per token: more than the slots, in a batch more than any slots. */
+static void test_1024_experts_and_top_32_run_in_few_slots(void)
+{
+    static const uint32_t slots[] = {1, 31, 33, 300, 2048};
+    struct build_recipe recipe;
+    struct build_file f;
+    uint8_t wanted[32];
+    size_t i;
+
+    build_defaults(&recipe);
+    for (i = 0; i < 2; i++) {
+        recipe.layers[i].moe.experts = 1024;
+        recipe.layers[i].moe.top_k = 32;
+    }
+    build(&f, &recipe);
+    hash_run(&f, &resident, wanted);
+    for (i = 0; i < sizeof slots / sizeof slots[0]; i++) {
+        struct run r = {COLIBRI_RESIDENCY_STREAM, slots[i], 4, 3, 2, 20, 0, 0, 0};
+
+        compare(&f, &r, wanted, "1024 experts");
+    }
+    free(f.bytes);
+}
+
+static colibri_model *open_run(const char *path, const struct run *r, colibri_session **session)
+{
+    colibri_model_options options;
+    colibri_model *model;
+    colibri_error error;
+
+    set_options(&options, r);
+    check_code(colibri_model_open(path, &options, &model, &error), &error, "open");
+    check_code(colibri_session_create(model, session, &error), &error, "session");
+    return model;
+}
+
+static void put_bytes(const char *path, uint64_t offset, const uint8_t *bytes, size_t size)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+
+    CHECK_EQUAL(pwrite(fd, bytes, size, (off_t)offset), (ssize_t)size);
+    (void)close(fd);
+}
+
+static void test_wrong_bytes_are_an_error_with_the_chunk_and_never_a_token(void)
+{
+    static const struct run r = {COLIBRI_RESIDENCY_STREAM, 1, 2, 3, 1, 0, 0, 0, 0};
+    struct build_file f;
+    char path[64];
+    colibri_model *model;
+    colibri_session *s;
+    colibri_error error;
+    uint8_t wanted[32], hash[32], bad[4] = {0xa5, 0x5a, 0xa5, 0x5a};
+    uint32_t i, e;
+
+    build_variant(&f, &variants[0]);
+    hash_run(&f, &resident, wanted);
+    (void)snprintf(path, sizeof path, "%s", build_write(&f, f.size));
+    model = open_run(path, &r, &s);
+    CHECK_EQUAL(hash_session(s, 61, 0, hash, &error), 0);
+    for (i = 0; i < 40; i++) {
+        for (e = 3; e < f.extent_count; e++)
+            put_bytes(path, f.extents[e].offset + 100, bad, sizeof bad);
+        colibri_session_reset(s);
+        CHECK_EQUAL(hash_session(s, 61, 1 + i % 3, hash, &error), COLIBRI_ERR_CHUNK_MISMATCH);
+        CHECK(strstr(error.message, "chunk 0") != NULL);
+        CHECK(strstr(error.message, "layer 0, expert") != NULL);
+        CHECK_EQUAL(error.offset % 4096, 0);
+        CHECK(error.offset >= (int64_t)f.extents[3].offset);
+        for (e = 3; e < f.extent_count; e++)
+            put_bytes(path, f.extents[e].offset, f.bytes + f.extents[e].offset, 4096);
+        colibri_session_reset(s);
+        CHECK_EQUAL(hash_session(s, 61, 0, hash, &error), 0);
+        CHECK(memcmp(hash, wanted, 32) == 0);
+    }
+    colibri_model_close(model);
+    (void)unlink(path);
+    free(f.bytes);
+}
+
+static void test_a_model_that_is_cut_and_put_back_by_rename_goes_on(void)
+{
+    static const struct run r = {COLIBRI_RESIDENCY_STREAM, 2, 2, 3, 2, 0, 0, 0, 0};
+    struct build_file f;
+    char path[64], other[64];
+    colibri_model *model;
+    colibri_session *s;
+    colibri_error error;
+    uint8_t wanted[32], hash[32];
+
+    build_variant(&f, &variants[0]);
+    hash_run(&f, &resident, wanted);
+    (void)snprintf(path, sizeof path, "%s", build_write(&f, f.size));
+    (void)snprintf(other, sizeof other, "%s", build_write(&f, f.size));
+    model = open_run(path, &r, &s);
+    CHECK_EQUAL(truncate(path, (off_t)f.extents[3].offset), 0);
+    CHECK_EQUAL(hash_session(s, 61, 0, hash, &error), COLIBRI_ERR_TRUNCATED);
+    CHECK(strstr(error.message, "Prefetch failed: invalid chunk offset") != NULL);
+    CHECK(strstr(error.message, "layer 0, expert") != NULL);
+    CHECK_EQUAL(colibri_session_position(s), 0);
+    CHECK_EQUAL(rename(other, path), 0);
+    CHECK_EQUAL(hash_session(s, 61, 0, hash, &error), 0);
+    CHECK(memcmp(hash, wanted, 32) == 0);
+    colibri_model_close(model);
+    (void)unlink(path);
+    free(f.bytes);
+}
+
+/* 0 when a byte can be read; a signal number otherwise. */
+static int touch(const uint8_t *byte)
+{
+    int status = 0;
+    pid_t child = fork();
+
+    if (child == 0) {
+        volatile uint8_t sink;
+
+        (void)signal(SIGSEGV, SIG_DFL);
+        sink = *byte;
+        (void)sink;
+        _exit(0);
+    }
+    CHECK_EQUAL(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+static void test_a_guarded_expert_cannot_be_read_while_it_is_not_used(void)
+{
+    static const struct run r = {COLIBRI_RESIDENCY_MAPPED_GUARDED, 0, 0, 3, 2, 0, COLIBRI_VERIFY_OPEN, 0, 0};
+    struct build_file f;
+    char path[64];
+    colibri_model *model;
+    colibri_session *s;
+    colibri_error error;
+    uint8_t hash[32];
+    uint32_t e;
+
+    build_variant(&f, &variants[0]);
+    (void)snprintf(path, sizeof path, "%s", build_write(&f, f.size));
+    model = open_run(path, &r, &s);
+    CHECK_EQUAL(hash_session(s, 61, 0, hash, &error), 0);
+    CHECK_EQUAL(touch(model->file.base + f.extents[2].offset), 0); /* trunk */
+    for (e = 4; e + 1 < f.extent_count; e++)
+        CHECK(touch(model->file.base + f.extents[e].offset) == SIGSEGV || cb_page_bytes() > 4096);
+    colibri_model_close(model);
+    (void)unlink(path);
+    free(f.bytes);
+}
+
+static void test_every_miss_is_one_read_and_is_counted(void)
+{
+    static const struct run r = {COLIBRI_RESIDENCY_STREAM, 4, 2, 0, 1, 0, 0, 0, 1};
+    struct build_file f;
+    char path[64];
+    colibri_model *model;
+    colibri_session *s;
+    colibri_error error;
+    colibri_residency_stats stats = {.struct_size = sizeof stats};
+    colibri_plan plan = {.struct_size = sizeof plan};
+    colibri_report report = {.struct_size = sizeof report};
+    uint8_t hash[32];
+
+    build_variant(&f, &variants[0]);
+    (void)snprintf(path, sizeof path, "%s", build_write(&f, f.size));
+    model = open_run(path, &r, &s);
+    CHECK_EQUAL(hash_session(s, 61, 1, hash, &error), 0);
+    CHECK_EQUAL(colibri_model_residency(model, &stats), 0);
+    CHECK_EQUAL(colibri_model_plan(model, &plan), 0);
+    CHECK_EQUAL(colibri_model_report(model, &report), 0);
+    CHECK_EQUAL(stats.hits + stats.misses, (PROMPT + STEPS) * 2 * 2);
+    CHECK(stats.misses > 10);
+    CHECK_EQUAL(stats.reads, stats.misses);
+    CHECK_EQUAL(stats.read_bytes, stats.misses * plan.slot_bytes);
+    CHECK_EQUAL(stats.failed_reads, 0);
+    CHECK_EQUAL(stats.prefetch_reads, 0);
+    CHECK_EQUAL(plan.expert_slots, 4);
+    CHECK_EQUAL(plan.max_expert_slots, 10);
+    CHECK_EQUAL(plan.slots_bytes, 4 * plan.slot_bytes);
+    CHECK_EQUAL(plan.total_bytes, plan.mapped_bytes + plan.arena_bytes + plan.stack_bytes +
+                                      plan.io_stack_bytes + plan.process_bytes);
+    CHECK(report.direct_io == 1 || report.direct_io_errno != 0);
+    stats.struct_size = 1;
+    CHECK_EQUAL(colibri_model_residency(model, &stats), COLIBRI_ERR_STRUCT_SIZE);
+    colibri_model_close(model);
+    (void)unlink(path);
+    free(f.bytes);
+}
+
+/* Experts of 1.2 MB: small enough for a test, large enough that the threads that read pay off. */
+static void test_the_budget_picks_the_mode_and_the_slots(void)
+{
+    struct build_recipe recipe;
+    struct build_file f;
+    struct run r = {COLIBRI_RESIDENCY_AUTO, 0, 1, 0, 1, 1, 0, 0, 0};
+    colibri_model_options o;
+    colibri_model *model;
+    colibri_error error;
+    colibri_plan whole = {.struct_size = sizeof whole}, plan = {.struct_size = sizeof plan};
+
+    build_defaults(&recipe);
+    recipe.layers[0].moe.intermediate = recipe.layers[1].moe.intermediate = 16384;
+    build(&f, &recipe);
+    set_options(&o, &r);
+    CHECK_EQUAL(build_open(&f, f.size, &o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_model_plan(model, &whole), 0);
+    colibri_model_close(model);
+    CHECK_EQUAL(whole.residency, COLIBRI_RESIDENCY_RESIDENT);
+    CHECK_EQUAL(whole.total_bytes, whole.recommended_bytes);
+    o.budget_bytes = whole.total_bytes;
+    CHECK_EQUAL(build_open(&f, f.size, &o, &model, NULL), 0);
+    colibri_model_close(model);
+    o.budget_bytes--;
+    CHECK_EQUAL(build_open(&f, f.size, &o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_model_plan(model, &plan), 0);
+    colibri_model_close(model);
+    CHECK_EQUAL(plan.residency, COLIBRI_RESIDENCY_STREAM);
+    CHECK(plan.total_bytes <= o.budget_bytes && plan.expert_slots < 10);
+    CHECK(plan.total_bytes + plan.slot_bytes > o.budget_bytes);
+    o.budget_bytes = plan.floor_bytes;
+    CHECK_EQUAL(build_open(&f, f.size, &o, &model, NULL), 0);
+    CHECK_EQUAL(colibri_model_plan(model, &plan), 0);
+    colibri_model_close(model);
+    CHECK_EQUAL(plan.expert_slots, 1);
+    CHECK_EQUAL(plan.total_bytes, plan.floor_bytes);
+    o.budget_bytes--;
+    CHECK_EQUAL(build_open(&f, f.size, &o, &model, &error), COLIBRI_ERR_BUDGET);
+    CHECK(strstr(error.message, "the floor") != NULL);
+    free(f.bytes);
+}
+
 int main(void)
 {
     RUN(test_every_mode_gives_the_same_bits);
     RUN(test_every_number_of_slots_gives_the_same_bits);
     RUN(test_threads_batches_and_reads_ahead_change_no_bit);
+    RUN(test_1024_experts_and_top_32_run_in_few_slots);
+    RUN(test_wrong_bytes_are_an_error_with_the_chunk_and_never_a_token);
+    RUN(test_a_model_that_is_cut_and_put_back_by_rename_goes_on);
+    RUN(test_a_guarded_expert_cannot_be_read_while_it_is_not_used);
+    RUN(test_every_miss_is_one_read_and_is_counted);
+    RUN(test_the_budget_picks_the_mode_and_the_slots);
     return RESULT();
 }

@@ -195,6 +195,25 @@ static void print_memory(const colibri_model *model)
                   (unsigned long long)report.locked_bytes);
 }
 
+static void print_residency(const colibri_model *model)
+{
+    colibri_plan plan = { .struct_size = sizeof plan };
+    colibri_residency_stats s = { .struct_size = sizeof s };
+
+    (void)colibri_model_plan(model, &plan);
+    if (plan.residency != COLIBRI_RESIDENCY_STREAM || colibri_model_residency(model, &s) != 0) {
+        return;
+    }
+    (void)fprintf(stderr,
+                  "experts: slots=%u hits=%llu misses=%llu reads=%llu read_bytes=%llu ahead=%llu "
+                  "ahead_used=%llu wait_ms=%.1f idle_ms=%.1f\n",
+                  (unsigned)plan.expert_slots, (unsigned long long)s.hits,
+                  (unsigned long long)s.misses, (unsigned long long)s.reads,
+                  (unsigned long long)s.read_bytes, (unsigned long long)s.prefetch_reads,
+                  (unsigned long long)s.prefetch_hits, 1e-6 * (double)s.io_wait_ns,
+                  1e-6 * (double)s.io_idle_ns);
+}
+
 static void print_end(const struct run_values *values, const struct ctl_generation *g,
                       const struct stream *stream)
 {
@@ -215,6 +234,7 @@ static void print_end(const struct run_values *values, const struct ctl_generati
                       g->prompt_tokens, g->prompt_seconds, 1e3 * g->first_token_seconds,
                       (unsigned)g->generated, ctl_tokens_per_second(g));
         print_memory(g->model);
+        print_residency(g->model);
     }
 }
 

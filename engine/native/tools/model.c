@@ -70,6 +70,27 @@ static int environment_word(const char *command, const char *name, const char *t
                             name, value, tighten, neutral);
 }
 
+/* Lowers the depth, never raises it. */
+static int environment_prefetch(const char *command, uint32_t *depth)
+{
+    const char *text = getenv("COLIBRI_PREFETCH_DEPTH");
+    uint64_t number;
+
+    if (text == NULL || *text == '\0') {
+        return 0;
+    }
+    if (!ctl_parse_u64(text, &number)) {
+        return ctl_fail_message(command, COLIBRI_ERR_ARGUMENT,
+                                "environment variable COLIBRI_PREFETCH_DEPTH is '%s': set it to a "
+                                "number of experts, or unset it",
+                                text);
+    }
+    if (number < *depth) {
+        *depth = (uint32_t)number;
+    }
+    return 0;
+}
+
 int ctl_model_environment(const char *command, struct ctl_model_values *values)
 {
     bool verify, chunks, signed_only, lock, debug_memory;
@@ -86,6 +107,9 @@ int ctl_model_environment(const char *command, struct ctl_model_values *values)
     }
     if (exit_code == 0) {
         exit_code = environment_word(command, "COLIBRI_DEBUG_MEMORY", "1", "0", &debug_memory);
+    }
+    if (exit_code == 0) {
+        exit_code = environment_prefetch(command, &values->prefetch_depth);
     }
     if (exit_code != 0) {
         return exit_code;
@@ -124,12 +148,18 @@ const char *ctl_signature_name(uint32_t signature)
                                                    : "unchecked";
 }
 
-static void warn_about_locks(const colibri_model *model)
+static void warn_about_report(const colibri_model *model)
 {
     colibri_report report = { .struct_size = sizeof report };
 
-    if (colibri_model_report(model, &report) == 0 && report.lock_message[0] != '\0') {
+    if (colibri_model_report(model, &report) != 0) {
+        return;
+    }
+    if (report.lock_message[0] != '\0') {
         (void)fprintf(stderr, "warning: %s\n", report.lock_message);
+    }
+    if (report.residency_message[0] != '\0') {
+        (void)fprintf(stderr, "warning: %s\n", report.residency_message);
     }
 }
 
@@ -202,6 +232,6 @@ int ctl_model_open(const char *command, const char *path, struct ctl_model_value
     if (exit_code != 0) {
         return error.code != 0 ? ctl_fail(path, &error) : exit_code;
     }
-    warn_about_locks(*model);
+    warn_about_report(*model);
     return 0;
 }
