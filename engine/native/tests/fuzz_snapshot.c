@@ -136,7 +136,7 @@ static void edit(uint8_t *data, size_t size)
         at = 4 * (size_t)next(28);
         break;
     case 1: /* a word anywhere */
-        at = 4 * (size_t)next(size / 4);
+        at = 4 * (size_t)next(size / 4 + 1);
         break;
     default:
         at = (size_t)next(size);

@@ -44,6 +44,7 @@ static void close_session(void)
 {
     colibri_session_free(session);
     colibri_model_close(model);
+    free(file.bytes);
 }
 
 static uint32_t vocabulary(void)
