@@ -14,7 +14,9 @@ in the file of results are not measured again, so an interrupted run goes on. Ne
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import random
 import sys
 from dataclasses import replace
@@ -28,7 +30,7 @@ from colibri.engine import Engine
 from colibri.format import open_model
 from colibri.plan import MemoryPlan, PlanOptions, plan_file
 from colibri.predict import ModelWork, Prediction, model_work, predict
-from isolation import CommandError, evict, run
+from isolation import CommandError, evict, raise_priority, run
 from results import REPOSITORY, Results, options
 from shapes import colibri_file
 
@@ -224,6 +226,9 @@ def main() -> int:
     arguments = parser.parse_args()
     results = Results(arguments.results, arguments.again)
     if not arguments.table:
+        with contextlib.suppress(PermissionError):
+            os.setsid()  # already a leader: the session is ours
+        raise_priority()  # the disk is timed in this process
         for shape in arguments.shape:
             measure(shape, arguments, results)
     print(table(results.data["tables"].get(TABLE, {})))
