@@ -367,6 +367,9 @@ void cb_experts_begin(struct cb_pass *p)
     if (!cb_is_streamed(p->m))
         return;
     cb_cache_step(&r->cache);
+    /* Reads of the call that failed may still be under way in the old file. */
+    if (r->suspect && cb_residency_quiet(p->m, NULL) == 0)
+        recover(p->m);
     r->bad.verdict.code = 0;
     /* What a call that was cancelled left behind is of no concern to this one, until it asks. */
     for (i = 0; r->unsettled > 0 && i < p->m->plan.expert_slots; i++) {

@@ -257,6 +257,34 @@ static void test_wrong_bytes_are_an_error_with_the_chunk_and_never_a_token(void)
     free(f.bytes);
 }
 
+/* Large experts are computed sooner than hashed: the batch must wait for the verdict. */
+static void test_no_logits_are_shown_before_their_experts_are_verified(void)
+{
+    static const struct run r = {COLIBRI_RESIDENCY_STREAM, 10, 1, 0, 1, 1, 0, 0, 0};
+    static const int32_t id = 7;
+    struct build_recipe recipe;
+    struct build_file f;
+    char path[64];
+    colibri_model *model;
+    colibri_session *s;
+    colibri_error error;
+    uint32_t e;
+
+    build_defaults(&recipe);
+    recipe.layers[0].moe.intermediate = recipe.layers[1].moe.intermediate = 16384;
+    build(&f, &recipe);
+    for (e = 8; e < f.extent_count; e++) /* layer 1: the last chunk */
+        f.bytes[f.extents[e].offset + f.extents[e].size - 20000] ^= 1;
+    (void)snprintf(path, sizeof path, "%s", build_write(&f, f.size));
+    model = open_run(path, &r, &s);
+    CHECK_EQUAL(colibri_session_append(s, &id, 1, &error), COLIBRI_ERR_CHUNK_MISMATCH);
+    CHECK(strstr(error.message, "layer 1") != NULL);
+    CHECK(colibri_session_logits(s) == NULL);
+    colibri_model_close(model);
+    (void)unlink(path);
+    free(f.bytes);
+}
+
 static void test_a_model_that_is_cut_and_put_back_by_rename_goes_on(void)
 {
     static const struct run r = {COLIBRI_RESIDENCY_STREAM, 2, 2, 3, 2, 0, 0, 0, 0};
@@ -414,6 +442,7 @@ int main(void)
     RUN(test_threads_batches_and_reads_ahead_change_no_bit);
     RUN(test_1024_experts_and_top_32_run_in_few_slots);
     RUN(test_wrong_bytes_are_an_error_with_the_chunk_and_never_a_token);
+    RUN(test_no_logits_are_shown_before_their_experts_are_verified);
     RUN(test_a_model_that_is_cut_and_put_back_by_rename_goes_on);
     RUN(test_a_guarded_expert_cannot_be_read_while_it_is_not_used);
     RUN(test_every_miss_is_one_read_and_is_counted);
