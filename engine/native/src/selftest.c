@@ -14,7 +14,6 @@
 #include "spec.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-#define LARGEST 128 /* values of one vector */
 
 /* Where the first difference was; operator NULL while there is none. */
 struct outcome {
@@ -89,16 +88,42 @@ static void test_quantize(const struct cb_kernels *k, struct outcome *o)
         differ(o, "quantize of infinity", 37, 0, 1);
 }
 
+/* Long vectors are drawn, so that the library does not carry them. */
+static void draw_bytes(uint8_t *bytes, size_t n, uint64_t seed, uint64_t first)
+{
+    for (size_t i = 0; i < n; i++)
+        bytes[i] = (uint8_t)cb_random(seed, first + i);
+}
+
+/* Binary16 numbers of either sign in 1/16..1. */
+static void draw_halves(uint16_t *h, size_t n, uint64_t seed, uint64_t first)
+{
+    for (size_t i = 0; i < n; i++)
+        h[i] = (uint16_t)((cb_random(seed, first + i) & 0x8fff) | 0x2c00);
+}
+
 /* One panel for 5 tokens that are the same: the batched and the single form. */
 static void test_quantised_rows(const struct cb_kernels *k, struct outcome *o, int int8)
 {
-    enum { GROUPS = COUNT(vector_int4_d), TOKENS = 5, N = GROUPS * CB_GROUP_COLUMNS };
+    enum { GROUPS = COUNT(vector_groups_d), TOKENS = 5, N = GROUPS * CB_GROUP_COLUMNS };
+    uint8_t w[GROUPS * CB_INT8_BLOCK_BYTES];
     int8_t q[TOKENS * N];
     float d[TOKENS * GROUPS], y[TOKENS * CB_PANEL_ROWS];
     int32_t s[TOKENS * GROUPS];
+    size_t block = int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES;
+    size_t scales = 2 * CB_PANEL_ROWS; /* bytes at the end of a block */
+
+    draw_bytes(w, GROUPS * block, int8 ? SEED_INT8 : SEED_INT4, 0);
+    for (size_t g = 0; g < GROUPS; g++) {
+        uint16_t h[CB_PANEL_ROWS];
+
+        draw_halves(h, CB_PANEL_ROWS, SEED_SCALES, g * CB_PANEL_ROWS);
+        memcpy(w + (g + 1) * block - scales, h, scales);
+    }
     for (size_t t = 0; t < TOKENS; t++) {
-        memcpy(q + t * N, int8 ? vector_int8_q : vector_int4_q, N);
-        load(d + t * GROUPS, int8 ? vector_int8_d : vector_int4_d, GROUPS);
+        for (size_t i = 0; i < N; i++)
+            q[t * N + i] = (int8_t)((int)(cb_random(SEED_INPUTS, i) % 255) - 127);
+        load(d + t * GROUPS, vector_groups_d, GROUPS);
     }
     for (size_t g = 0; g < TOKENS * GROUPS; g++) {
         s[g] = 0;
@@ -107,9 +132,9 @@ static void test_quantised_rows(const struct cb_kernels *k, struct outcome *o, i
     }
     const struct cb_quantized x = {q, d, s, GROUPS};
     if (int8)
-        k->matmul_int8(vector_int8_w, 1, &x, TOKENS, y, CB_PANEL_ROWS);
+        k->matmul_int8(w, 1, &x, TOKENS, y, CB_PANEL_ROWS);
     else
-        k->matmul_int4(vector_int4_w, 1, &x, TOKENS, y, CB_PANEL_ROWS);
+        k->matmul_int4(w, 1, &x, TOKENS, y, CB_PANEL_ROWS);
     for (size_t t = 0; t < TOKENS; t++)
         compare(o, int8 ? "matmul_int8" : "matmul_int4", y + t * CB_PANEL_ROWS,
                 int8 ? vector_int8_y : vector_int4_y, CB_PANEL_ROWS);
@@ -117,14 +142,17 @@ static void test_quantised_rows(const struct cb_kernels *k, struct outcome *o, i
 
 static void test_float_rows(const struct cb_kernels *k, struct outcome *o)
 {
-    enum { COLUMNS = COUNT(vector_rows_x) };
-    float w[COUNT(vector_rows_w)], x[COLUMNS], y[CB_PANEL_ROWS];
+    enum { COLUMNS = COUNT(vector_rows_x), VALUES = COLUMNS * CB_PANEL_ROWS };
+    uint16_t h[VALUES];
+    float w[VALUES], x[COLUMNS], y[CB_PANEL_ROWS];
+
     load(x, vector_rows_x, COLUMNS);
-    for (size_t i = 0; i < COUNT(w); i++)
-        w[i] = cb_f16_to_f32(vector_rows_w[i]);
+    draw_halves(h, VALUES, SEED_ROWS, 0);
+    for (size_t i = 0; i < VALUES; i++)
+        w[i] = cb_f16_to_f32(h[i]);
     k->matmul_f32(w, 1, COLUMNS, x, COLUMNS, 1, y, CB_PANEL_ROWS);
     compare(o, "matmul_f32", y, vector_rows_y, CB_PANEL_ROWS);
-    k->matmul_f16(vector_rows_w, 1, COLUMNS, x, COLUMNS, 1, y, CB_PANEL_ROWS);
+    k->matmul_f16(h, 1, COLUMNS, x, COLUMNS, 1, y, CB_PANEL_ROWS);
     compare(o, "matmul_f16", y, vector_rows_y, CB_PANEL_ROWS);
 }
 
@@ -158,20 +186,23 @@ static void test_attention(const struct cb_kernels *k, struct outcome *o)
     enum {
         DIM = COUNT(vector_attend_q),
         VALUE_DIM = COUNT(vector_attend_out),
-        POSITIONS = COUNT(vector_attend_k) / DIM,
+        KEYS = ATTEND_POSITIONS * DIM,
+        VALUES = ATTEND_POSITIONS * VALUE_DIM,
     };
-    float q[DIM], scale, scores[POSITIONS], out[VALUE_DIM], key[LARGEST], value[LARGEST];
-    _Static_assert(COUNT(vector_attend_k) <= LARGEST && COUNT(vector_attend_v) <= LARGEST, "size");
+    uint16_t half_keys[KEYS], half_values[VALUES];
+    float q[DIM], scale, scores[ATTEND_POSITIONS], out[VALUE_DIM], keys[KEYS], values[VALUES];
+
     load(q, vector_attend_q, DIM);
     load(&scale, vector_attend_scale, 1);
-    k->attend_f16(q, vector_attend_k, vector_attend_v, POSITIONS, DIM, VALUE_DIM, scale, scores,
-                  out);
+    draw_halves(half_keys, KEYS, SEED_KEYS, 0);
+    draw_halves(half_values, VALUES, SEED_VALUES, 0);
+    k->attend_f16(q, half_keys, half_values, ATTEND_POSITIONS, DIM, VALUE_DIM, scale, scores, out);
     compare(o, "attend_f16", out, vector_attend_out, VALUE_DIM);
-    for (size_t i = 0; i < COUNT(vector_attend_k); i++)
-        key[i] = cb_f16_to_f32(vector_attend_k[i]);
-    for (size_t i = 0; i < COUNT(vector_attend_v); i++)
-        value[i] = cb_f16_to_f32(vector_attend_v[i]);
-    k->attend_f32(q, key, value, POSITIONS, DIM, VALUE_DIM, scale, scores, out);
+    for (size_t i = 0; i < KEYS; i++)
+        keys[i] = cb_f16_to_f32(half_keys[i]);
+    for (size_t i = 0; i < VALUES; i++)
+        values[i] = cb_f16_to_f32(half_values[i]);
+    k->attend_f32(q, keys, values, ATTEND_POSITIONS, DIM, VALUE_DIM, scale, scores, out);
     compare(o, "attend_f32", out, vector_attend_out, VALUE_DIM);
 }
 

@@ -647,6 +647,33 @@ def c_array(kind: str, name: str, dims: str, values: Sequence[int], width: int) 
     return "\n".join([*text, "};"])
 
 
+SEEDS = {"int4": 1, "int8": 2, "inputs": 3, "rows": 4, "keys": 5, "values": 6, "scales": 7}
+
+
+def drawn_halves(name: str, count: int) -> list[int]:
+    """Bits of binary16 numbers of either sign in 1/16..1."""
+    return [random64(SEEDS[name], i) & 0x8FFF | 0x2C00 for i in range(count)]
+
+
+def drawn_rows(name: str, d: Sequence[float], *, int8: bool) -> list[float]:
+    """The 8 results of a panel of drawn blocks and drawn activations."""
+    size = 256 if int8 else 128
+    scales = drawn_halves("scales", 8 * len(d))
+    y = [0.0] * 8
+    for g, scale in enumerate(d):
+        block = [random64(SEEDS[name], g * (size + 16) + i) & 255 for i in range(size)]
+        a = [random64(SEEDS["inputs"], 32 * g + i) % 255 - 127 for i in range(32)]
+        for row in range(8):
+            if int8:
+                w = [(block[32 * (k // 4) + 4 * row + k % 4] ^ 128) - 128 for k in range(32)]
+            else:
+                at = [32 * (k % 16 // 4) + 4 * row + k % 4 for k in range(32)]
+                w = [(block[i] >> 4 if k >= 16 else block[i] & 15) - 8 for k, i in enumerate(at)]
+            isum = sum(m * n for m, n in zip(w, a, strict=True))
+            y[row] = accumulate(y[row], isum, widen16(scales[8 * g + row]), scale)
+    return y
+
+
 def selftest_text() -> str:
     """src/selftest_vectors.h: floats as their bits, so that no compiler's parser is trusted."""
 
@@ -674,17 +701,17 @@ def selftest_text() -> str:
     parts += ["/* quantisation: 4 groups */", floats("vector_quantize_x", x), floats("vector_quantize_d", d)]
     parts += [integers("int32_t", "vector_quantize_s", s), integers("int8_t", "vector_quantize_q", q)]
 
+    parts += ["/* What is long is drawn: value i of a vector from random(its seed below, i) */"]
+    parts.append("enum { " + ", ".join(f"SEED_{name.upper()} = {seed}" for name, seed in SEEDS.items()) + " };")
+    scales = [f32(RNG.uniform(0.001, 0.1)) for _ in range(3)]
+    parts += ["/* matmul_int4, matmul_int8: one panel, 3 groups */", floats("vector_groups_d", scales)]
     for name, int8 in (("int4", False), ("int8", True)):
-        data, q, d, y = quantised_case(3, int8, False)
-        parts.append(f"/* matmul_{name}: one panel, 3 groups */")
-        parts.append(c_array("uint8_t", f"vector_{name}_w", f"[{len(data)}]", list(data), 2))
-        parts += [integers("int8_t", f"vector_{name}_q", q), floats(f"vector_{name}_d", d)]
-        parts.append(floats(f"vector_{name}_y", y))
+        parts.append(floats(f"vector_{name}_y", drawn_rows(name, scales, int8=int8)))
 
-    stored, x = [round16(v) for v in normals(32 * 8)], normals(32)
+    stored, x = drawn_halves("rows", 32 * 8), normals(32)
     y = [dot_float([widen16(h) for h in stored[row::8]], x) for row in range(8)]
-    parts += ["/* float rows: one panel, 32 columns; f32 and f16 from the same values */"]
-    parts += [halves("vector_rows_w", stored), floats("vector_rows_x", x), floats("vector_rows_y", y)]
+    parts += ["/* float rows: one panel, 32 columns; f32 and f16 from the same drawn values */"]
+    parts += [floats("vector_rows_x", x), floats("vector_rows_y", y)]
 
     x, w = normals(19), normals(19)
     parts += ["/* RMSNorm, eps 2^-17 */", floats("vector_norm_x", x), floats("vector_norm_w", w)]
@@ -699,10 +726,18 @@ def selftest_text() -> str:
     parts += [floats("vector_rope_half", rope(x, c, s32, False))]
     parts += [floats("vector_rope_interleaved", rope(x, c, s32, True))]
 
-    scale, q32, k, v, out = attend_case(9, 11, 10, 2.0)
-    parts += ["/* attention: 9 positions, 11 key and 10 value channels */", floats("vector_attend_scale", [scale])]
-    parts += [floats("vector_attend_q", q32), halves("vector_attend_k", k), halves("vector_attend_v", v)]
-    parts += [floats("vector_attend_out", out)]
+    positions, dim, value_dim = 9, 11, 10
+    scale, q32 = f32(dim**-0.5), normals(dim, 2.0)
+    keys, values = (
+        [[widen16(h) for h in halves_[i * n : (i + 1) * n]] for i in range(positions)]
+        for halves_, n in (
+            (drawn_halves("keys", positions * dim), dim),
+            (drawn_halves("values", positions * value_dim), value_dim),
+        )
+    )
+    parts += [f"/* attention: {positions} positions, {dim} key and {value_dim} value channels, drawn */"]
+    parts += [f"enum {{ ATTEND_POSITIONS = {positions} }};", floats("vector_attend_scale", [scale])]
+    parts += [floats("vector_attend_q", q32), floats("vector_attend_out", attend(q32, keys, values, scale))]
 
     x = [0.0, -0.0, 2.0**-25, 3 * 2.0**-25, from_bits32(0x477FEFFF), *normals(8)]
     parts += ["/* f32 -> f16 */", floats("vector_f16_x", x), halves("vector_f16_h", [round16(v) for v in x])]
