@@ -107,9 +107,9 @@ def lint() -> list[Step]:
     ruff = [PYTHON, "-m", "ruff", "check", "--no-cache", "--config", str(CONFIG)]
     typed = {
         "configs/kernel": "",
-        "tests/bench": "tests/bench",
+        "tests/bench": "tests/bench:tests/unit",
         "tests/boot": "configs/kernel",
-        "tests/fuzz": "",
+        "tests/fuzz": "tests/unit",
         "tests/firmware": "configs/kernel:tests/smoke",
         "tests/parity": "tests:tests/unit",
         "tests/smoke": "tests/boot",
@@ -250,7 +250,7 @@ def pages() -> list[Step]:
         image = [PYTHON, str(REPOSITORY / "tests" / "smoke" / "build_image.py"), "--variant", f"pages-{size}"]
         image += ["--filesystem", "ext4", "--colibrictl", str(AARCH64 / "colibrictl")]
         image += ["--model", str(MODELS / "tiny.colibri"), "--output", str(folder)]
-        tests = ["tests/boot/test_memory_boot.py", "tests/boot/test_inference_boot.py", "tests/boot/test_faults_boot.py"]
+        tests = [f"tests/boot/test_{name}_boot.py" for name in ("memory", "inference", "faults")]
         made.append(Step(f"image-{size}", image, counts=False, needed=True))
         made.append(pytest(f"boot-{size}", *tests, f"--image={folder}", f"--boot-logs={BUILD / 'boot-logs'}"))
     return [*setup()[1:4], *made]
