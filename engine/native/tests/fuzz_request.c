@@ -88,8 +88,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 static const char *const seeds[] = {
     "{\"id\":\"7\",\"prompt\":\"The capital of France is\",\"tokens\":16}",
     "{ \"prompt\" : \"a\\u00e9\\ud83d\\ude00\\n\\\"\\\\\" , \"chat\" : true, \"ignore_end\":false }",
-    "{\"prompt\":\"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\",\"temperature\":0.7,\"top_k\":40,\"top_p\":9e-1,"
-    "\"min_p\":0.05,\"seed\":18446744073709551615}",
+    ("{\"prompt\":\"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\",\"temperature\":0.7,\"top_k\":40,\"top_p\":9e-1,"
+     "\"min_p\":0.05,\"seed\":18446744073709551615}"),
 };
 
 static void mutate(unsigned long count, uint64_t seed)
