@@ -116,6 +116,9 @@ int cb_map_anonymous(struct cb_mapping *m, uint64_t bytes, colibri_error *error)
                        "cannot map the arena (%llu bytes): %s; lower context_tokens, batch_tokens, "
                        "max_sessions or max_text_bytes",
                        (unsigned long long)bytes, strerror(errno));
+    /* A wish: pages of 2 MiB save the waits for page tables when experts are read from slots. They
+     * lie inside the mapping, so they take no more than it does. */
+    (void)madvise(base, (size_t)bytes, MADV_HUGEPAGE);
     m->base = base;
     m->bytes = (size_t)bytes;
     return 0;

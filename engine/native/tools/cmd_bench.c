@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include "../src/spec.h"
@@ -24,6 +25,7 @@
 #define MAX_TOKENS 1000000
 #define MAX_ROUNDS 1000
 #define LOAD_BYTES ((size_t)256 << 20) /* above any cache of a small machine */
+#define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define LOAD_STRIDE 64u                /* the control loop's pieces: one cache line */
 #define BANDWIDTH_PASSES 3u
 
@@ -215,11 +217,12 @@ static int start_load(struct bench *b)
     if (b->load != NULL) {
         return 0;
     }
-    if (posix_memalign(&memory, 4096, LOAD_BYTES) != 0) {
+    if (posix_memalign(&memory, HUGE_PAGE_BYTES, LOAD_BYTES) != 0) {
         return ctl_fail_message(b->command, COLIBRI_ERR_MEMORY,
                                 "%zu bytes for the control loop could not be had; measure without it",
                                 LOAD_BYTES);
     }
+    (void)madvise(memory, LOAD_BYTES, MADV_HUGEPAGE); /* else page tables are measured */
     memset(memory, 1, LOAD_BYTES);
     b->load = memory;
     if (cb_pool_start(&b->pool, b->plan.threads, &error) != 0) {
