@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Preloaded into a program under test (LD_PRELOAD): its reads fail, come short, are interrupted or do
- * not come at all, as a file that the test writes says. $FAULTY_READS names the file: five int64 in
+ * Preloaded into a program under test (LD_PRELOAD): its reads fail, come short, are interrupted, take
+ * long or do not come at all, as a file that the test writes says. $FAULTY_READS names the file: five int64 in
  * this order.
  */
 #define _GNU_SOURCE
@@ -15,11 +15,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum mode { HEALTHY, FAIL, SHORT, INTERRUPT, STALL };
+enum mode { HEALTHY, FAIL, SHORT, INTERRUPT, STALL, SLOW };
 
 struct control {
     volatile int64_t mode;
-    volatile int64_t number;     /* FAIL: errno; SHORT: most bytes per read */
+    volatile int64_t number;     /* FAIL: errno; SHORT: most bytes per read; SLOW: ms */
     volatile int64_t from, to;   /* reads that touch these bytes of a file; elsewhere all is well */
     volatile int64_t hits;       /* counted here, read by the test */
 };
@@ -38,12 +38,17 @@ __attribute__((constructor)) static void attach(void)
     (void)close(fd);
 }
 
+static void sleep_ms(int64_t ms)
+{
+    const struct timespec pause = {(time_t)(ms / 1000), (long)(ms % 1000 * 1000000)};
+
+    (void)nanosleep(&pause, NULL);
+}
+
 static void sleep_while_stalled(void)
 {
-    const struct timespec pause = {0, 10000000};
-
     while (control->mode == STALL)
-        (void)nanosleep(&pause, NULL);
+        sleep_ms(10);
 }
 
 static ssize_t fault_or(ssize_t (*read_at)(int, void *, size_t, off64_t), int fd, void *to, size_t bytes, off64_t at)
@@ -65,6 +70,9 @@ static ssize_t fault_or(ssize_t (*read_at)(int, void *, size_t, off64_t), int fd
         return interrupted ? -1 : read_at(fd, to, bytes, at);
     case STALL:
         sleep_while_stalled();
+        break;
+    case SLOW:
+        sleep_ms(control->number);
         break;
     default:
         break;

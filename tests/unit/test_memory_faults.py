@@ -27,8 +27,9 @@ from native_cases import program
 SOURCE = Path(__file__).with_name("faulty_reads.c")
 OK, TRUNCATED, MISMATCH, IO = 0, -4, -14, -54
 RESIDENT, STREAM = 1, 2
+VERIFY_OPEN = 1
 DIRECT_AUTO, DIRECT_OFF = 0, 1
-HEALTHY, FAIL, SHORT, INTERRUPT, STALL = range(5)
+HEALTHY, FAIL, SHORT, INTERRUPT, STALL, SLOW = range(6)
 EVERYWHERE = (0, 1 << 62)
 CHUNK_BYTES = 65536
 
@@ -219,6 +220,14 @@ def test_storage_that_does_not_answer_is_an_error_with_the_extent(
     assert session.ask(f"append {prompt[failed]}").code == IO
     faults.set(HEALTHY)
     go_on(session, prompt, expected, failed)
+
+
+def test_storage_that_is_slow_but_answers_is_waited_for(session: Session, faults: Faults, model: Path) -> None:
+    stall_ms = 200
+    faults.set(SLOW, stall_ms // 4)
+    answer = session.ask(f"open {model} residency={STREAM} slots=2 io=1 verify={VERIFY_OPEN} stall={stall_ms}")
+    assert answer.code == OK, answer
+    assert faults.hits > 5, "verifying took less than the patience that is tested"
 
 
 def test_a_file_that_is_cut_is_an_error_and_its_return_is_noticed(

@@ -74,6 +74,7 @@ static void submit(colibri_model *m, uint32_t slot, uint32_t layer, uint32_t exp
         read->verify = CB_VERIFY_HASHES; /* what was hashed holds the values that were looked at */
     cb_cache_pin(&r->cache, slot);
     r->in_flight++;
+    r->events++;
     if (ahead)
         r->stats.prefetch_reads++;
     cb_reader_submit(r->reader, slot);
@@ -89,6 +90,7 @@ static void collect(colibri_model *m)
         struct cb_read *read = &r->reads[slot];
 
         r->in_flight--;
+        r->events++;
         r->unsettled -= read->wanted;
         cb_cache_unpin(&r->cache, slot);
         if (read->verdict.code == 0) {
@@ -150,7 +152,7 @@ static void wait_for_storage(colibri_model *m)
 /* Patience with storage: begins again with every read that ends or begins. */
 struct patience {
     uint64_t since;
-    uint32_t in_flight;
+    uint32_t events;
 };
 
 /* IO, naming the first extent whose read is not over, when nothing happened for too long. */
@@ -161,9 +163,9 @@ static int wait_in_time(colibri_model *m, struct patience *patience, colibri_err
     struct cb_extent e;
     uint32_t i;
 
-    if (patience->since == 0 || patience->in_flight != r->in_flight) {
+    if (patience->since == 0 || patience->events != r->events) {
         patience->since = cb_now_ns();
-        patience->in_flight = r->in_flight;
+        patience->events = r->events;
     }
     wait_for_storage(m);
     if (r->in_flight == 0 || cb_now_ns() - patience->since <= r->stall_ns)

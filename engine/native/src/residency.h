@@ -63,6 +63,7 @@ struct cb_residency {
     struct cb_need *needs;       /* [X] */
     uint32_t need_count;
     uint32_t in_flight;          /* reads of any layer, until they are verified */
+    uint32_t events;             /* reads that began or ended so far: storage is alive while it grows */
     uint32_t unsettled;          /* ... that this batch computes or computed on */
     uint32_t suspect;            /* a read failed: the file may have been replaced */
     struct cb_read bad;          /* the failed read of this batch, of the lowest extent */
