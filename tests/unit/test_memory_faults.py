@@ -27,7 +27,7 @@ from native_cases import program
 SOURCE = Path(__file__).with_name("faulty_reads.c")
 OK, TRUNCATED, MISMATCH, IO = 0, -4, -14, -54
 RESIDENT, STREAM = 1, 2
-VERIFY_OPEN = 1
+VERIFY_OPEN, VERIFY_FIRST = 1, 2
 DIRECT_AUTO, DIRECT_OFF = 0, 1
 HEALTHY, FAIL, SHORT, INTERRUPT, STALL, SLOW = range(6)
 EVERYWHERE = (0, 1 << 62)
@@ -254,6 +254,27 @@ def test_a_file_that_is_overwritten_is_a_mismatch_and_its_return_is_noticed(
         file.write(bytes(byte ^ 1 for byte in good[len(good) // 2 : -CHUNK_BYTES]))
     failed, answer = fail(session, prompt, 3)
     assert answer.code == MISMATCH
+    whole.rename(model)
+    go_on(session, prompt, expected, failed)
+
+
+def test_a_file_that_returns_damaged_is_not_taken_for_verified(
+    session: Session, model: Path, prompt: list[int], expected: list[str], tmp_path: Path
+) -> None:
+    good = model.read_bytes()
+    whole, damaged = (Path(shutil.copy(model, tmp_path / name)) for name in ("whole", "damaged"))
+    with damaged.open("r+b") as file:
+        file.seek(len(good) // 2)
+        file.write(bytes(byte ^ 1 for byte in good[len(good) // 2 : -CHUNK_BYTES]))
+    # Every expert that these ids need was verified once.
+    assert session.ask(f"open {model} residency={STREAM} slots=2 prefetch=0 verify={VERIFY_FIRST}").code == OK
+    go_on(session, prompt, expected, 0)
+    assert session.ask("reset").code == OK
+    os.truncate(model, len(good) // 2)
+    failed, answer = fail(session, prompt, 0)
+    assert answer.code == TRUNCATED
+    damaged.rename(model)
+    assert session.ask(f"append {prompt[failed]}").code == MISMATCH
     whole.rename(model)
     go_on(session, prompt, expected, failed)
 

@@ -375,7 +375,7 @@ static int holds_root(int fd, const uint8_t root[CB_HASH_BYTES])
            memcmp(found, root, sizeof found) == 0;
 }
 
-void cb_reader_reopen(struct cb_reader *r, uint64_t bytes, const uint8_t root[CB_HASH_BYTES])
+int cb_reader_reopen(struct cb_reader *r, uint64_t bytes, const uint8_t root[CB_HASH_BYTES])
 {
     uint64_t found;
     int fd = -1, direct;
@@ -383,7 +383,7 @@ void cb_reader_reopen(struct cb_reader *r, uint64_t bytes, const uint8_t root[CB
     if (r->path[0] == '\0' || cb_open_file(r->path, &fd, &found, NULL) != 0 || found != bytes ||
         !holds_root(fd, root)) {
         cb_close_file(&fd);
-        return;
+        return 0;
     }
     if (r->direct >= 0) {
         direct = cb_open_direct(fd, r->path);
@@ -394,4 +394,5 @@ void cb_reader_reopen(struct cb_reader *r, uint64_t bytes, const uint8_t root[CB
     r->file = fd;
     if (r->direct < 0)
         advise(r);
+    return 1;
 }

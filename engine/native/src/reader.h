@@ -83,7 +83,8 @@ void cb_reader_read_stats(struct cb_reader *r, colibri_residency_stats *stats);
 void cb_reader_wait(struct cb_reader *r, uint32_t timeout_ms);
 /* Reads ahead that have not begun come back as cancelled. */
 void cb_reader_cancel_ahead(struct cb_reader *r);
-/* When nothing is in flight: look whether the path has the file with this root again. */
-void cb_reader_reopen(struct cb_reader *r, uint64_t bytes, const uint8_t root[CB_HASH_BYTES]);
+/* When nothing is in flight: look whether the path has the file with this root again. 1: it is read
+ * from now on. */
+int cb_reader_reopen(struct cb_reader *r, uint64_t bytes, const uint8_t root[CB_HASH_BYTES]);
 
 #endif

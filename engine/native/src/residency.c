@@ -134,11 +134,18 @@ static int fail_read(const colibri_model *m, const struct cb_read *read, colibri
 static void recover(colibri_model *m)
 {
     struct cb_residency *r = &m->residency;
+    uint32_t i;
 
     if (!r->suspect || r->in_flight > 0)
         return;
-    cb_reader_reopen(r->reader, m->container.bytes, m->container.root);
     r->suspect = 0;
+    if (!cb_reader_reopen(r->reader, m->container.bytes, m->container.root))
+        return;
+    /* Its root is the same, its experts may not be: what was verified is verified again. */
+    for (i = 1 + m->block.layers; i < m->directory.extent_count; i++) {
+        m->verified_count -= m->verified[i];
+        m->verified[i] = 0;
+    }
 }
 
 static void wait_for_storage(colibri_model *m)
