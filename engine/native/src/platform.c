@@ -59,9 +59,12 @@ int cb_open_direct(int fd, const char *path)
     direct = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_DIRECT);
     if (direct < 0)
         return -errno;
-    if (fstat(fd, &a) == 0 && fstat(direct, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+    if (fstat(fd, &a) != 0 || fstat(direct, &b) != 0)
+        number = errno;
+    else if (a.st_dev == b.st_dev && a.st_ino == b.st_ino)
         return direct;
-    number = errno != 0 ? errno : ESTALE;
+    else
+        number = ESTALE; /* the path names another file by now */
     (void)close(direct);
     return -number;
 }
