@@ -341,12 +341,15 @@ void cb_model_lock(colibri_model *m)
 {
     size_t page = cb_page_bytes();
     size_t trunk = (size_t)cb_min64(m->file.bytes, m->container.sections[CB_SECTION_EXPERTS].offset);
+    int held = m->lock.locked >= m->arena.mapping.bytes; /* the arena, which is locked first */
 
     /* Unlock first: what the kernel counts must be what this call locks. */
     cb_unlock(m->arena.mapping.base, m->arena.mapping.bytes);
     cb_unlock(m->file.base, m->file.bytes);
     cb_unlock(m->tail.base, m->tail.bytes);
     cb_lock_begin(&m->lock);
+    if (held && m->lock.available >= 0) /* its pages are here and need no free memory */
+        m->lock.available += (int64_t)m->arena.mapping.bytes;
     cb_lock(&m->lock, m->arena.mapping.base, m->arena.mapping.bytes);
     if (is_file_locked(m)) {
         if (trunk < m->file.bytes)
