@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,15 @@ from colibri import _spec as spec
 from colibri._spec import Code, Section
 from colibri.calibration import Profile, decode_profile, encode_profile, keep_followers, moe_layers
 from colibri.errors import ColibriError
-from colibri.files import open_regular, parse_json, read_regular, refuse_output
+from colibri.files import (
+    create_temporary,
+    open_regular,
+    parse_json,
+    read_regular,
+    refuse_output,
+    sync_folder,
+    write_file,
+)
 from colibri.format import (
     HASHED_SECTIONS,
     HEADER,
@@ -249,10 +256,8 @@ def write_calibrated(model: ModelFile, target: Path, profile: Profile) -> bytes:
     root = sha256(page, contents[Section.RECORDS], contents[Section.DIRECTORY])
     page = page[: spec.ROOT_OFFSET] + root + page[spec.ROOT_OFFSET + spec.HASH_BYTES :]
     golden = _golden_text(model, root)
-    temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        descriptor = os.open(temporary, flags, 0o666)
+        descriptor, temporary = create_temporary(target)
         try:
             os.ftruncate(descriptor, size)
             _write(descriptor, page, 0)
@@ -260,18 +265,18 @@ def write_calibrated(model: ModelFile, target: Path, profile: Profile) -> bytes:
                 _write(descriptor, contents.get(entry.kind, b""), entry.offset)
             _copy_extents(model, moved, descriptor)
             os.fsync(descriptor)
+            # Whatever is interrupted, no golden results lie beside a model that is not theirs.
+            golden_path(target).unlink(missing_ok=True)
+            sync_folder(target)
+            os.replace(temporary, target)
+            sync_folder(target)
         finally:
+            temporary.unlink(missing_ok=True)
             os.close(descriptor)
-        # Whatever is interrupted, no golden results lie beside a model that is not theirs.
-        golden_path(target).unlink(missing_ok=True)
-        os.replace(temporary, target)
         if golden is not None:
-            _replace_text(golden_path(target), golden)
-        _sync_folder(target.parent)
+            write_file(golden_path(target), golden)
     except OSError as error:
         raise ColibriError(Code.IO, f"{target}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return root
 
 
@@ -284,26 +289,6 @@ def _golden_text(model: ModelFile, root: bytes) -> bytes | None:
     if parse_json(text, str(path)).get("root") != model.root.hex() or text.count(model.root.hex().encode()) != 1:
         return None  # of another model
     return text.replace(model.root.hex().encode(), root.hex().encode())
-
-
-def _replace_text(path: Path, text: bytes) -> None:
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
-    try:
-        with temporary.open("xb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder.resolve(), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # --------------------------------------------------------------------------- the command

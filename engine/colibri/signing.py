@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import hashlib
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +22,14 @@ from typing import TYPE_CHECKING
 from colibri import _spec as spec
 from colibri._spec import Code, Section
 from colibri.errors import ColibriError
-from colibri.files import open_regular, parse_json, read_regular, refuse_output
+from colibri.files import (
+    create_temporary,
+    open_regular,
+    parse_json,
+    read_regular,
+    refuse_output,
+    sync_folder,
+)
 from colibri.format import HEADER, NO_HASH, ModelFile, SectionEntry, encode_section, open_model, sha256
 from colibri.records import round_up
 from colibri.signature import NO_GOLDEN, Signature, key_id
@@ -119,9 +125,8 @@ def _golden_text(model: ModelFile, root: bytes) -> bytes | None:
 @contextlib.contextmanager
 def _temporary(target: Path) -> Iterator[tuple[Path, int]]:
     """A new file beside the target, removed when it was not renamed."""
-    path = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor, path = create_temporary(target)
     except OSError as error:
         raise ColibriError(Code.OPEN, f"{target}: {error.strerror}") from error
     try:
@@ -136,14 +141,6 @@ def _put(descriptor: int, data: bytes, offset: int) -> None:
     while view:
         done = os.pwrite(descriptor, view, offset)
         view, offset = view[done:], offset + done
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder.resolve(), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _copy_body(model: ModelFile, descriptor: int) -> None:
@@ -186,11 +183,11 @@ def _write(
             _put(golden_descriptor, golden or b"", 0)
             os.fsync(golden_descriptor)
             beside.unlink(missing_ok=True)
-            _sync_folder(target.parent)
+            sync_folder(target)
             path.replace(target)
             if golden is not None:
                 golden_file.replace(beside)
-            _sync_folder(target.parent)
+            sync_folder(target)
     except OSError as error:
         raise ColibriError(Code.IO, f"{target}: {error.strerror}") from error
 
