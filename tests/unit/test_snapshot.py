@@ -84,6 +84,16 @@ def test_the_library_and_the_command_write_the_same_bytes(tiny: Path, snapshot: 
         assert (session.position, session.ids()) == (5, [5, 6, 7, 8, 9])
 
 
+@pytest.mark.parametrize("arguments", [("snapshot", "-o"), ("run", "-q", "--telemetry")])
+def test_golden_results_of_the_same_name_stay(tiny: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    golden = tmp_path / "tiny.golden.json"
+    golden.write_text("{}")
+    command, *options = arguments
+    assert ctl(command, tiny, "--ids", "1", *options, tmp_path / "tiny.out").returncode == 0
+    assert (tmp_path / "tiny.out").is_file()
+    assert golden.read_text() == "{}"
+
+
 def test_a_snapshot_is_for_its_owner_only_and_keeps_what_it_replaces(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "own.snapshot"
     assert ctl("snapshot", tiny, "--ids", "1", "-o", path).returncode == 0

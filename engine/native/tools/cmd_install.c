@@ -17,6 +17,7 @@
 
 #define NAME "install"
 #define COPY_BYTES 262144u
+#define MODEL_MODE 0644u /* of a new one */
 #define MAX_GOLDEN_BYTES 4194304u
 #define PROGRESS_SECONDS 2.0
 #define ROOT_BYTES 32u
@@ -403,7 +404,7 @@ static int install(struct job *job)
         exit_code = read_golden(job);
     }
     if (exit_code == 0) {
-        exit_code = ctl_place_open(&job->place, job->target);
+        exit_code = ctl_place_open(&job->place, job->target, true, MODEL_MODE);
     }
     if (exit_code != 0) {
         return exit_code;

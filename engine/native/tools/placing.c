@@ -13,7 +13,6 @@
 #include "colibri.h"
 #include "output.h"
 
-#define DEFAULT_MODE 0644u
 #define PERMISSION_BITS 0666u /* neither execution nor set-user-id: a model is data */
 
 /* ---- signals ----------------------------------------------------------------------------- */
@@ -32,7 +31,7 @@ static const int stop_signals[] = { SIGINT, SIGTERM, SIGHUP };
  * cancelled, so the process ends here. */
 static void on_stop(int number)
 {
-    static const char message[] = "colibrictl: install: interrupted; nothing was changed (error -62 cancelled)\n";
+    static const char message[] = "colibrictl: interrupted; nothing was changed (error -62 cancelled)\n";
 
     if (watched.active) {
         ssize_t done;
@@ -92,7 +91,7 @@ bool ctl_join(const char *folder, const char *name, char *out, size_t capacity)
     return length >= 0 && (size_t)length < capacity;
 }
 
-static int split(struct ctl_place *place, const char *target)
+static int split(struct ctl_place *place, const char *target, bool has_golden)
 {
     const char *slash = strrchr(target, '/');
     const char *name = slash != NULL ? slash + 1 : target;
@@ -116,8 +115,11 @@ static int split(struct ctl_place *place, const char *target)
         place->folder_path[folder] = '\0';
     }
     (void)strcpy(place->name, name);
-    ctl_golden_name(name, place->golden);
     (void)snprintf(place->temporary, CTL_NAME_BYTES, ".%.*s.installing", (int)CTL_MAX_NAME, name);
+    if (!has_golden) {
+        return 0;
+    }
+    ctl_golden_name(name, place->golden);
     (void)snprintf(place->golden_temporary, CTL_NAME_BYTES, ".%.*s.golden.installing",
                    (int)CTL_MAX_NAME, name);
     return 0;
@@ -183,7 +185,7 @@ static int remove_leftover(const struct ctl_place *place, const char *target, co
     return 0;
 }
 
-int ctl_place_open(struct ctl_place *place, const char *target)
+int ctl_place_open(struct ctl_place *place, const char *target, bool has_golden, mode_t mode)
 {
     struct stat golden;
     bool exists;
@@ -191,20 +193,21 @@ int ctl_place_open(struct ctl_place *place, const char *target)
 
     memset(place, 0, sizeof *place);
     place->folder = -1;
-    exit_code = split(place, target);
+    place->mode = mode;
+    exit_code = split(place, target, has_golden);
     if (exit_code == 0) {
         exit_code = open_folder(place, target);
     }
     if (exit_code == 0) {
         exit_code = check_replaced(place, target, place->name, &place->old, &place->replaces);
     }
-    if (exit_code == 0) {
+    if (exit_code == 0 && has_golden) {
         exit_code = check_replaced(place, target, place->golden, &golden, &exists);
     }
     if (exit_code == 0) {
         exit_code = remove_leftover(place, target, place->temporary);
     }
-    if (exit_code == 0) {
+    if (exit_code == 0 && has_golden) {
         exit_code = remove_leftover(place, target, place->golden_temporary);
     }
     if (exit_code == 0) {
@@ -257,7 +260,7 @@ int ctl_place_create(const struct ctl_place *place, const char *temporary, uint6
 
 int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd)
 {
-    mode_t mode = place->replaces ? place->old.st_mode & PERMISSION_BITS : DEFAULT_MODE;
+    mode_t mode = place->replaces ? place->old.st_mode & PERMISSION_BITS : place->mode;
     struct stat now;
 
     if (place->replaces && fstat(fd, &now) == 0 &&
@@ -274,14 +277,20 @@ int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd)
                           : 0;
 }
 
+static int remove_golden(const struct ctl_place *place)
+{
+    if (unlinkat(place->folder, place->golden, 0) != 0) {
+        return errno == ENOENT ? 0 : errno;
+    }
+    return fsync(place->folder) == 0 ? 0 : errno;
+}
+
 static int commit(const struct ctl_place *place, bool with_golden)
 {
-    if (unlinkat(place->folder, place->golden, 0) == 0) {
-        if (fsync(place->folder) != 0) {
-            return errno;
-        }
-    } else if (errno != ENOENT) {
-        return errno;
+    int number = place->golden[0] != '\0' ? remove_golden(place) : 0;
+
+    if (number != 0) {
+        return number;
     }
     if (renameat(place->folder, place->temporary, place->folder, place->name) != 0 ||
         fsync(place->folder) != 0) {
@@ -314,7 +323,7 @@ void ctl_place_close(struct ctl_place *place)
         return;
     }
     (void)unlinkat(place->folder, place->temporary, 0);
-    (void)unlinkat(place->folder, place->golden_temporary, 0);
+    (void)unlinkat(place->folder, place->golden_temporary, 0); /* without a name: nothing */
     watched.active = 0;
     (void)close(place->folder); /* unlocks */
     place->folder = -1;

@@ -19,24 +19,26 @@
 struct ctl_place {
     char folder_path[4096];
     int folder;                /* descriptor, locked */
-    char name[CTL_NAME_BYTES]; /* of the model in the folder */
+    char name[CTL_NAME_BYTES]; /* of the file in the folder */
     char temporary[CTL_NAME_BYTES];
-    char golden[CTL_NAME_BYTES];
+    char golden[CTL_NAME_BYTES]; /* empty: the file is no model and has no golden results */
     char golden_temporary[CTL_NAME_BYTES];
-    struct stat old; /* of the model that is replaced */
+    mode_t mode;     /* of a new file */
+    struct stat old; /* of the file that is replaced */
     bool replaces;
 };
 
 /* Every function: 0, or the exit code after printing why. */
 
 /* Splits, opens and locks the folder of `target`, looks at what is there, removes leftovers. From here
- * on SIGINT, SIGTERM and SIGHUP remove the temporary files and end the process with code 1. */
-int ctl_place_open(struct ctl_place *place, const char *target);
+ * on SIGINT, SIGTERM and SIGHUP remove the temporary files and end the process with code 1. `has_golden`:
+ * the golden results of its name belong to the target and go with the old one. */
+int ctl_place_open(struct ctl_place *place, const char *target, bool has_golden, mode_t mode);
 /* Refuses when fewer than `bytes` are free. */
 int ctl_place_check_space(const struct ctl_place *place, const char *target, uint64_t bytes);
 /* A new temporary file of that size, open for writing, readable by nobody else yet. */
 int ctl_place_create(const struct ctl_place *place, const char *temporary, uint64_t bytes, int *fd);
-/* Owner, group and permissions: those of the file that is replaced, else 0644; then fsync. */
+/* Owner, group and permissions: those of the file that is replaced, else `mode`; then fsync. */
 int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd);
 /* Old golden results away, model in place, new golden results in place; fsync of the folder after
  * each, signals held back. So golden results never lie beside a model that is not theirs. */

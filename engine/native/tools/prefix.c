@@ -44,9 +44,6 @@ static int write_place(const struct ctl_place *place, const char *path, const vo
     } else {
         exit_code = ctl_place_settle(place, path, fd);
     }
-    if (exit_code == 0 && !place->replaces) {
-        (void)fchmod(fd, 0600); /* what was said is in it */
-    }
     (void)close(fd);
     return exit_code == 0 ? ctl_place_commit(place, false) : exit_code;
 }
@@ -65,7 +62,7 @@ int ctl_prefix_save(const char *path, colibri_session *session)
     if (colibri_session_save(session, bytes, (size_t)size, &error) != 0) {
         exit_code = ctl_fail(path, &error);
     } else {
-        exit_code = ctl_place_open(&place, path);
+        exit_code = ctl_place_open(&place, path, false, 0600); /* what was said is in it */
         if (exit_code == 0) {
             exit_code = write_place(&place, path, bytes, (size_t)size);
             ctl_place_close(&place);

@@ -110,7 +110,7 @@ int ctl_telemetry_write(const char *path, const colibri_model *model)
         print_json(stdout, model);
         return ctl_finish_stdout();
     }
-    exit_code = ctl_place_open(&place, path);
+    exit_code = ctl_place_open(&place, path, false, 0644);
     if (exit_code == 0) {
         exit_code = write_file(&place, path, model);
         ctl_place_close(&place);
