@@ -154,8 +154,7 @@ static int make_plan(struct opening *o, colibri_error *error)
 
 /* ---- the arena ------------------------------------------------------------------------------------ */
 
-static void take_quantized(struct cb_arena *a, struct cb_quantized *q, uint64_t tokens,
-                           uint64_t columns)
+void cb_take_quantized(struct cb_arena *a, struct cb_quantized *q, uint64_t tokens, uint64_t columns)
 {
     q->q = cb_take(a, "q", tokens * columns);
     q->d = cb_take(a, "d", 4 * tokens * (columns / CB_GROUP_COLUMNS));
@@ -178,7 +177,7 @@ static void take_scratch(colibri_model *m)
     s->o = cb_take(a, "o", 4 * b * shape->o);
     s->cos = cb_take(a, "cos", 4 * b * shape->pairs);
     s->sin = cb_take(a, "sin", 4 * b * shape->pairs);
-    take_quantized(a, &s->input, b, shape->input);
+    cb_take_quantized(a, &s->input, b, shape->input);
     for (i = 0; i < m->plan.threads; i++)
         s->scores[i] = cb_take(a, "scores", 4 * (uint64_t)m->plan.context_tokens);
     s->router = cb_take(a, "router", 4 * b * cb_up(shape->experts, 8));
@@ -189,7 +188,7 @@ static void take_scratch(colibri_model *m)
     s->starts = cb_take(a, "starts", 4 * ((uint64_t)shape->experts + 1));
     s->gate = cb_take(a, "gate", 4 * b * shape->inner);
     s->up = cb_take(a, "up", 4 * b * shape->inner);
-    take_quantized(a, &s->inner, b, shape->inner);
+    cb_take_quantized(a, &s->inner, b, shape->inner);
     s->outputs = cb_take(a, "outputs", 4 * choices * shape->hidden);
     s->accumulator = cb_take(a, "accumulator", 4 * b * shape->hidden);
 }

@@ -170,6 +170,8 @@ void cb_model_leave(colibri_model *m);
 int cb_model_check_guards(colibri_model *m, colibri_error *error);
 /* Lock arena and file as far as the system allows. */
 void cb_model_lock(colibri_model *m);
+/* Buffers of `tokens` rows of quantised activations. */
+void cb_take_quantized(struct cb_arena *a, struct cb_quantized *q, uint64_t tokens, uint64_t columns);
 
 /* Fill in defaults and check ranges (options.c). options may be NULL. */
 int cb_options_resolve(colibri_model_options *out, const colibri_model_options *options,

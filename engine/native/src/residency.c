@@ -16,15 +16,6 @@
 
 /* ---- buffers ------------------------------------------------------------------------------------- */
 
-static void take_quantized(struct cb_arena *a, struct cb_quantized *q, uint64_t tokens,
-                           uint64_t columns)
-{
-    q->q = cb_take(a, "q", tokens * columns);
-    q->d = cb_take(a, "d", 4 * tokens * (columns / CB_GROUP_COLUMNS));
-    q->s = cb_take(a, "s", 4 * tokens * (columns / CB_GROUP_COLUMNS));
-    q->groups = (size_t)(columns / CB_GROUP_COLUMNS);
-}
-
 void cb_residency_take(colibri_model *m)
 {
     const struct cb_shape *s = &m->shape;
@@ -35,10 +26,10 @@ void cb_residency_take(colibri_model *m)
 
     if (!cb_is_streamed(m))
         return;
-    take_quantized(a, &r->grouped, (uint64_t)m->plan.batch_tokens * s->top_k, s->hidden);
+    cb_take_quantized(a, &r->grouped, (uint64_t)m->plan.batch_tokens * s->top_k, s->hidden);
     r->needs = cb_take(a, "needs", CB_PLAN_NEED_BYTES * (uint64_t)s->experts);
     r->ahead.normed = cb_take(a, "normed", 4 * (uint64_t)s->hidden);
-    take_quantized(a, &r->ahead.input, 1, s->hidden);
+    cb_take_quantized(a, &r->ahead.input, 1, s->hidden);
     r->ahead.logits = cb_take(a, "logits", 4 * cb_up(s->experts, 8));
     r->ahead.ids = cb_take(a, "ids", 4 * (uint64_t)s->top_k);
     r->reader = cb_take(a, "reader", CB_PLAN_READER_BYTES);
