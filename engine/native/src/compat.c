@@ -136,7 +136,8 @@ int colibri_run_inference(colibri_ctx_t *ctx, const int32_t *input_ids, int32_t 
                                           &last_error);
 
         if (code != 0) {
-            ctx->session->position = start;
+            if (done > 0) /* else append left it as it was, and BUSY means that it is another call's */
+                ctx->session->position = start;
             return code;
         }
         write_logits(ctx, out);
