@@ -114,7 +114,7 @@ enum colibri_verify {
     COLIBRI_VERIFY_AUTO = 0,   /* always in stream, else first */
     COLIBRI_VERIFY_OPEN = 1,   /* every byte before colibri_model_open returns; else as always */
     COLIBRI_VERIFY_FIRST = 2,  /* an extent when it is first touched */
-    COLIBRI_VERIFY_ALWAYS = 3  /* also when it comes from storage again */
+    COLIBRI_VERIFY_ALWAYS = 3  /* also an expert that comes from storage again; what is mapped and not locked is hashed once */
 };
 
 enum colibri_direct_io {

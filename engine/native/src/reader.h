@@ -68,8 +68,8 @@ struct cb_reader {
 };
 _Static_assert(sizeof(struct cb_reader) <= CB_PLAN_READER_BYTES, "the plan holds a reader");
 
-/* fd becomes the reader's. The first read that O_DIRECT refuses makes it use the page cache; this
- * tries one into `slot`. *direct_errno: why, or 0. */
+/* fd becomes the reader's. A read that O_DIRECT refuses goes through the page cache; this tries
+ * one into `slot`. *direct_errno: why, or 0. */
 int cb_reader_start(struct cb_reader *r, const colibri_model *m, int fd, const char *path,
                     uint32_t direct_io, uint32_t threads, uint64_t probe_offset, uint8_t *slot,
                     int *direct_errno, colibri_error *error);

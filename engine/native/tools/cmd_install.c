@@ -326,6 +326,7 @@ static int copy_golden(struct job *job)
 /* The copy is sealed before it gets its name: no reader ever sees it unsealed. */
 static int seal(struct job *job)
 {
+    struct stat st;
     int fd, number;
 
     job->verity = CB_VERITY_UNSUPPORTED;
@@ -333,7 +334,17 @@ static int seal(struct job *job)
     if (fd < 0) {
         return ctl_fail_message(job->target, COLIBRI_ERR_OPEN, "cannot open the copy: %s", strerror(errno));
     }
-    number = job->values.verity == VERITY_OFF ? 0 : cb_verity_enable(fd);
+    number = 0;
+    if (job->values.verity != VERITY_OFF) {
+        /* the kernel asks for a file that may be written, also when the model is 0444 */
+        bool opened = fstat(fd, &st) == 0 && (st.st_mode & S_IWUSR) == 0 &&
+                      fchmod(fd, (st.st_mode & 07777) | S_IWUSR) == 0;
+
+        number = cb_verity_enable(fd);
+        if (opened && fchmod(fd, st.st_mode & 07777) != 0 && number == 0) {
+            number = errno;
+        }
+    }
     if (number == 0 && job->values.verity != VERITY_OFF && fsync(fd) != 0) {
         number = errno;
     }

@@ -37,7 +37,9 @@ struct measure_arguments {
 
 bool cb_verity_is_missing(int error)
 {
-    return error == ENOTTY || error == EOPNOTSUPP || error == ENOSYS || error == ENOPKG;
+    /* EINVAL: blocks of another size than a page, before Linux 6.3 */
+    return error == ENOTTY || error == EOPNOTSUPP || error == ENOSYS || error == ENOPKG ||
+           error == EINVAL;
 }
 
 enum cb_verity cb_verity_state(int fd, struct cb_verity_digest *digest)
