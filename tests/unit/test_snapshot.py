@@ -161,6 +161,25 @@ def test_the_options_of_snapshot_are_checked(tiny: Path, tmp_path: Path) -> None
     assert os.listdir(tmp_path) == []
 
 
+def test_an_output_that_is_read_is_refused_and_left_alone(tiny: Path, snapshot: Path, tmp_path: Path) -> None:
+    """Under its own name and another one: the model, the prompt file, the prefix."""
+    model, prompt, prefix = tmp_path / "m.colibri", tmp_path / "prompt", tmp_path / "prefix"
+    for path, content in ((model, tiny.read_bytes()), (prompt, b"hello"), (prefix, snapshot.read_bytes())):
+        path.write_bytes(content)
+    link = tmp_path / "link"
+    os.link(model, link)
+    before = {path: path.read_bytes() for path in (model, prompt, prefix, link)}
+    for arguments in (
+        ("snapshot", model, "-p", "a", "-o", model), ("snapshot", model, "-p", "a", "-o", link),
+        ("snapshot", model, "-f", prompt, "-o", prompt), ("run", model, "-p", "a", "--telemetry", link),
+        ("run", model, "-f", prompt, "--telemetry", prompt), ("run", model, "--prefix", prefix, "--telemetry", prefix),
+    ):  # fmt: skip
+        done = ctl(*arguments)
+        assert done.returncode == 2
+        assert "is the same file as" in done.stderr
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_python_gets_the_pinned_codes(tiny: Path, snapshot: Path) -> None:
     with Engine(tiny, kv="f32") as engine, engine.session() as session:
         with pytest.raises(ColibriError) as caught:

@@ -13,6 +13,7 @@
 #include "model.h"
 #include "options.h"
 #include "output.h"
+#include "placing.h"
 #include "prefix.h"
 #include "prompt.h"
 #include "signals.h"
@@ -435,6 +436,11 @@ int ctl_command_run(int argc, char *const *argv)
     exit_code = take_stdin_word(&values, positionals[1]);
     if (exit_code == 0 && values.batch_split != NULL) {
         exit_code = ctl_pieces_parse(NAME, values.batch_split, &pieces);
+    }
+    if (exit_code == 0) {
+        const char *const inputs[] = { positionals[0], values.prefix, values.prompt_file };
+
+        exit_code = ctl_output_differs(NAME, values.telemetry, inputs, 3);
     }
     if (exit_code == 0) {
         exit_code = read_prompt(&values, (size_t)model_values.max_text_bytes, &prompt);

@@ -6,6 +6,7 @@
 #include "model.h"
 #include "options.h"
 #include "output.h"
+#include "placing.h"
 #include "prefix.h"
 #include "prompt.h"
 #include "signals.h"
@@ -111,7 +112,11 @@ int ctl_command_snapshot(int argc, char *const *argv)
     if (code != 0) {
         return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
     }
-    exit_code = read_prompt(&values, (size_t)model_values.max_text_bytes, &prompt);
+    exit_code = ctl_output_differs(NAME, values.output,
+                                   (const char *const[]){ positionals[0], values.prompt_file }, 2);
+    if (exit_code == 0) {
+        exit_code = read_prompt(&values, (size_t)model_values.max_text_bytes, &prompt);
+    }
     if (exit_code == 0) {
         exit_code = ctl_model_open(NAME, positionals[0], &model_values, &model);
     }

@@ -185,6 +185,24 @@ static int remove_leftover(const struct ctl_place *place, const char *target, co
     return 0;
 }
 
+int ctl_output_differs(const char *command, const char *output, const char *const *inputs, size_t count)
+{
+    struct stat out, in;
+
+    if (output == NULL || stat(output, &out) != 0) {
+        return 0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (inputs[i] != NULL && strcmp(inputs[i], "-") != 0 && stat(inputs[i], &in) == 0 &&
+            in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
+            return ctl_fail_message(command, COLIBRI_ERR_ARGUMENT,
+                                    "the output %s is the same file as %s, which is read; give another name",
+                                    output, inputs[i]);
+        }
+    }
+    return 0;
+}
+
 int ctl_place_open(struct ctl_place *place, const char *target, bool has_golden, mode_t mode)
 {
     struct stat golden;

@@ -30,6 +30,10 @@ struct ctl_place {
 
 /* Every function: 0, or the exit code after printing why. */
 
+/* Refuses an output that is one of the files that are read, under whatever name. `inputs` may hold NULL
+ * and "-". */
+int ctl_output_differs(const char *command, const char *output, const char *const *inputs, size_t count);
+
 /* Splits, opens and locks the folder of `target`, looks at what is there, removes leftovers. From here
  * on SIGINT, SIGTERM and SIGHUP remove the temporary files and end the process with code 1. `has_golden`:
  * the golden results of its name belong to the target and go with the old one. */
