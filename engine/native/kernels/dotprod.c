@@ -71,6 +71,8 @@ INLINE void int4_block(struct f8 acc[BATCH], const uint8_t *w, const int8_t *q, 
     }
     CB_UNROLL
     for (int i = 0; i < 4; i++) {
+        if (tokens > 1)
+            __asm__ volatile("" ::: "memory"); /* loading ahead would spill */
         const uint8x16_t b0 = vld1q_u8(w + 32 * i), b1 = vld1q_u8(w + 32 * i + 16);
         const int8x16_t l0 = vreinterpretq_s8_u8(vandq_u8(b0, vdupq_n_u8(15)));
         const int8x16_t l1 = vreinterpretq_s8_u8(vandq_u8(b1, vdupq_n_u8(15)));
@@ -103,6 +105,8 @@ INLINE void int8_block(struct f8 acc[BATCH], const uint8_t *w, const int8_t *q, 
     }
     CB_UNROLL
     for (int i = 0; i < 8; i++) {
+        if (tokens > 1)
+            __asm__ volatile("" ::: "memory"); /* loading ahead would spill */
         const int8_t *rows = (const int8_t *)w + 32 * i;
         const int8x16_t w0 = vld1q_s8(rows), w1 = vld1q_s8(rows + 16);
         CB_UNROLL
@@ -141,6 +145,31 @@ INLINE void quantised_panel(const uint8_t *w, int int8, const struct cb_quantize
     CB_UNROLL
     for (size_t t = 0; t < tokens; t++)
         store8(y + (first + t) * y_stride, acc[t]);
+}
+
+/* There is no loop for four tokens of int8: it would be 600 bytes more. */
+APART void int8_one(const uint8_t *w, const struct cb_quantized *x, size_t first, float *y,
+                    size_t y_stride)
+{
+    quantised_panel(w, 1, x, first, 1, y, y_stride);
+}
+
+APART void int8_two(const uint8_t *w, const struct cb_quantized *x, size_t first, float *y,
+                    size_t y_stride)
+{
+    quantised_panel(w, 1, x, first, 2, y, y_stride);
+}
+
+APART void int4_two(const uint8_t *w, const struct cb_quantized *x, size_t first, float *y,
+                    size_t y_stride)
+{
+    quantised_panel(w, 0, x, first, 2, y, y_stride);
+}
+
+APART void int4_four(const uint8_t *w, const struct cb_quantized *x, size_t first, float *y,
+                     size_t y_stride)
+{
+    quantised_panel(w, 0, x, first, 4, y, y_stride);
 }
 
 /* ---- one token, int4 ------------------------------------------------------------------------ */
@@ -292,9 +321,9 @@ void cb_matmul_int4_dotprod(const uint8_t *w, size_t panels, const struct cb_qua
     for (size_t p = 0; p < panels && tokens > 1; p++) {
         size_t t = 0;
         for (; t + BATCH <= tokens; t += BATCH)
-            quantised_panel(w + p * bytes, 0, x, t, BATCH, y + p * ROWS, y_stride);
+            int4_four(w + p * bytes, x, t, y + p * ROWS, y_stride);
         if (t < batched)
-            quantised_panel(w + p * bytes, 0, x, t, 2, y + p * ROWS, y_stride);
+            int4_two(w + p * bytes, x, t, y + p * ROWS, y_stride);
     }
     if (batched < tokens)
         int4_token(w, panels, x, batched, y + batched * y_stride);
@@ -306,12 +335,10 @@ void cb_matmul_int8_dotprod(const uint8_t *w, size_t panels, const struct cb_qua
     const size_t bytes = x->groups * CB_INT8_BLOCK_BYTES;
     for (size_t p = 0; p < panels; p++, w += bytes, y += ROWS) {
         size_t t = 0;
-        for (; t + BATCH <= tokens; t += BATCH)
-            quantised_panel(w, 1, x, t, BATCH, y, y_stride);
         for (; t + 2 <= tokens; t += 2)
-            quantised_panel(w, 1, x, t, 2, y, y_stride);
+            int8_two(w, x, t, y, y_stride);
         if (t < tokens)
-            quantised_panel(w, 1, x, t, 1, y, y_stride);
+            int8_one(w, x, t, y, y_stride);
     }
 }
 

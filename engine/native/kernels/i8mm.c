@@ -81,6 +81,8 @@ INLINE void block(float32x4_t acc[PAIRS][4], const uint8_t *w, int int8, const s
             sum[p][n] = vld1q_s32(x[p * stride].start);
     CB_UNROLL
     for (size_t j = 0; j < 2; j++) { /* columns 8 * j and 16 + 8 * j */
+        if (pairs > 1)
+            __asm__ volatile("" ::: "memory"); /* loading ahead would spill */
         uint8x16_t rows[4], more[4];
         load_rows(rows, w + 64 * j);
         if (int8)
@@ -112,9 +114,9 @@ INLINE void block(float32x4_t acc[PAIRS][4], const uint8_t *w, int int8, const s
     }
 }
 
-/* `count` groups of one panel; y: token 0 of the first pair. Goes on from y unless `begin`. */
+/* `count` groups of one panel are added to y: token 0 of the first pair. */
 INLINE void tiles(const uint8_t *w, int int8, const struct tile *x, size_t count, size_t pairs,
-                  int begin, float *y, size_t y_stride)
+                  float *y, size_t y_stride)
 {
     float32x4_t acc[PAIRS][4];
     CB_UNROLL
@@ -122,8 +124,7 @@ INLINE void tiles(const uint8_t *w, int int8, const struct tile *x, size_t count
         CB_UNROLL
         for (size_t n = 0; n < 4; n++) {
             const float *at = y + 2 * p * y_stride + 2 * n;
-            acc[p][n] = begin ? vdupq_n_f32(0.0f)
-                              : vcombine_f32(vld1_f32(at), vld1_f32(at + y_stride));
+            acc[p][n] = vcombine_f32(vld1_f32(at), vld1_f32(at + y_stride));
         }
     for (size_t g = 0; g < count; g++, w += int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES)
         block(acc, w, int8, x + g, PIECE_GROUPS, pairs);
@@ -137,12 +138,49 @@ INLINE void tiles(const uint8_t *w, int int8, const struct tile *x, size_t count
         }
 }
 
-INLINE void quantised_rows(const uint8_t *w, int int8, size_t panels, const struct cb_quantized *x,
-                           size_t tokens, float *y, size_t y_stride)
+typedef void tiles_function(const uint8_t *w, const struct tile *x, size_t count, float *y,
+                            size_t y_stride);
+
+APART void int4_pair(const uint8_t *w, const struct tile *x, size_t count, float *y,
+                     size_t y_stride)
+{
+    tiles(w, 0, x, count, 1, y, y_stride);
+}
+
+APART void int4_pairs(const uint8_t *w, const struct tile *x, size_t count, float *y,
+                      size_t y_stride)
+{
+    tiles(w, 0, x, count, PAIRS, y, y_stride);
+}
+
+APART void int8_pair(const uint8_t *w, const struct tile *x, size_t count, float *y,
+                     size_t y_stride)
+{
+    tiles(w, 1, x, count, 1, y, y_stride);
+}
+
+APART void int8_pairs(const uint8_t *w, const struct tile *x, size_t count, float *y,
+                      size_t y_stride)
+{
+    tiles(w, 1, x, count, PAIRS, y, y_stride);
+}
+
+static void quantised_rows(const uint8_t *w, size_t panels, const struct cb_quantized *x,
+                           size_t tokens, float *y, size_t y_stride, int int8)
 {
     const size_t groups = x->groups, bytes = int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES;
+    tiles_function *const one = int8 ? int8_pair : int4_pair;
+    tiles_function *const several = int8 ? int8_pairs : int4_pairs;
     struct tile piece[PIECE_PAIRS][PIECE_GROUPS];
-    for (size_t token = 0, pairs; token + 2 <= tokens; token += 2 * pairs) {
+    if (tokens % 2) { /* an odd token is left to the kernels for one */
+        const size_t last = --tokens, at = last * groups;
+        const struct cb_quantized from = {x->q + at * COLUMNS, x->d + at, x->s + at, groups};
+        (int8 ? cb_matmul_int8_dotprod : cb_matmul_int4_dotprod)(w, panels, &from, 1,
+                                                                 y + last * y_stride, y_stride);
+    }
+    for (size_t t = 0; t < tokens; t++)
+        memset(y + t * y_stride, 0, panels * ROWS * sizeof *y);
+    for (size_t token = 0, pairs; token < tokens; token += 2 * pairs) {
         pairs = (tokens - token) / 2;
         if (pairs > PIECE_PAIRS)
             pairs = PIECE_PAIRS;
@@ -153,45 +191,23 @@ INLINE void quantised_rows(const uint8_t *w, int int8, size_t panels, const stru
             for (size_t panel = 0; panel < panels; panel++) {
                 const uint8_t *row = w + (panel * groups + first) * bytes;
                 float *to = y + token * y_stride + panel * ROWS;
-                size_t p = 0;
-                for (; p + PAIRS <= pairs; p += PAIRS)
-                    tiles(row, int8, piece[p], count, PAIRS, first == 0, to + 2 * p * y_stride,
-                          y_stride);
-                if (p < pairs)
-                    tiles(row, int8, piece[p], count, 1, first == 0, to + 2 * p * y_stride,
-                          y_stride);
+                for (size_t p = 0; p < pairs; p += PAIRS, to += 2 * PAIRS * y_stride)
+                    (p + PAIRS <= pairs ? several : one)(row, piece[p], count, to, y_stride);
             }
         }
     }
 }
 
-/* An odd token is left to the kernels for one. */
-static struct cb_quantized from_token(const struct cb_quantized *x, size_t token)
-{
-    const size_t at = token * x->groups;
-    return (struct cb_quantized){x->q + at * COLUMNS, x->d + at, x->s + at, x->groups};
-}
-
 void cb_matmul_int4_i8mm(const uint8_t *w, size_t panels, const struct cb_quantized *x,
                          size_t tokens, float *y, size_t y_stride)
 {
-    if (tokens % 2) {
-        const struct cb_quantized last = from_token(x, tokens - 1);
-        cb_matmul_int4_dotprod(w, panels, &last, 1, y + (tokens - 1) * y_stride, y_stride);
-    }
-    if (tokens > 1)
-        quantised_rows(w, 0, panels, x, tokens, y, y_stride);
+    quantised_rows(w, panels, x, tokens, y, y_stride, 0);
 }
 
 void cb_matmul_int8_i8mm(const uint8_t *w, size_t panels, const struct cb_quantized *x,
                          size_t tokens, float *y, size_t y_stride)
 {
-    if (tokens % 2) {
-        const struct cb_quantized last = from_token(x, tokens - 1);
-        cb_matmul_int8_dotprod(w, panels, &last, 1, y + (tokens - 1) * y_stride, y_stride);
-    }
-    if (tokens > 1)
-        quantised_rows(w, 1, panels, x, tokens, y, y_stride);
+    quantised_rows(w, panels, x, tokens, y, y_stride, 1);
 }
 
 const struct cb_kernels cb_kernels_i8mm = {

@@ -218,27 +218,40 @@ INLINE void int8_block(struct f8 acc[BATCH], const uint8_t *w, const struct repe
                            tokens == 1 ? one->d : d[t * stride]);
 }
 
+/* One panel, one token: `count` groups are added to y. */
+APART void int4_piece(const uint8_t *w, const struct repeated *piece, size_t count, float *y)
+{
+    struct f8 acc[BATCH] = {load8(y)};
+    for (size_t g = 0; g < count; g++, w += CB_INT4_BLOCK_BYTES)
+        int4_block(acc, w, piece + g, NULL, NULL, NULL, 0, 1);
+    store8(y, acc[0]);
+}
+
+APART void int8_piece(const uint8_t *w, const struct repeated *piece, size_t count, float *y)
+{
+    struct f8 acc[BATCH] = {load8(y)};
+    for (size_t g = 0; g < count; g++, w += CB_INT8_BLOCK_BYTES)
+        int8_block(acc, w, piece + g, NULL, NULL, 0, 1);
+    store8(y, acc[0]);
+}
+
 /* All panels, one token: a piece of every row after the other; sums wait in y between pieces. */
-INLINE void one_token(const uint8_t *w, int int8, size_t panels, const struct cb_quantized *x,
+static void one_token(const uint8_t *w, int int8, size_t panels, const struct cb_quantized *x,
                       size_t token, float *y)
 {
     const size_t groups = x->groups, block = int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES;
     struct repeated piece[PIECE];
+    memset(y, 0, panels * ROWS * sizeof *y);
     for (size_t first = 0, count; first < groups; first += count) {
         const size_t at = token * groups + first;
         count = groups - first < PIECE ? groups - first : PIECE;
         repeat(piece, x->q + at * COLUMNS, x->d + at, x->s + at, count, int8 ? 0 : 8);
         for (size_t p = 0; p < panels; p++) {
             const uint8_t *row = w + (p * groups + first) * block;
-            struct f8 acc[BATCH];
-            acc[0] = first == 0 ? zero8() : load8(y + p * ROWS);
-            for (size_t g = 0; g < count; g++, row += block) {
-                if (int8)
-                    int8_block(acc, row, piece + g, NULL, NULL, 0, 1);
-                else
-                    int4_block(acc, row, piece + g, NULL, NULL, NULL, 0, 1);
-            }
-            store8(y + p * ROWS, acc[0]);
+            if (int8)
+                int8_piece(row, piece, count, y + p * ROWS);
+            else
+                int4_piece(row, piece, count, y + p * ROWS);
         }
     }
 }
@@ -267,14 +280,30 @@ INLINE void batch(const uint8_t *w, int int8, const struct cb_quantized *x, size
         store8(y + (first + t) * y_stride, acc[t]);
 }
 
-INLINE void quantised_rows(const uint8_t *w, int int8, size_t panels, const struct cb_quantized *x,
-                           size_t tokens, float *y, size_t y_stride)
+APART void int4_batch(const uint8_t *w, const struct cb_quantized *x, size_t first, float *y,
+                      size_t y_stride)
+{
+    batch(w, 0, x, first, y, y_stride);
+}
+
+APART void int8_batch(const uint8_t *w, const struct cb_quantized *x, size_t first, float *y,
+                      size_t y_stride)
+{
+    batch(w, 1, x, first, y, y_stride);
+}
+
+static void quantised_rows(const uint8_t *w, size_t panels, const struct cb_quantized *x,
+                           size_t tokens, float *y, size_t y_stride, int int8)
 {
     const size_t bytes = x->groups * (int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES);
     const size_t batched = tokens - tokens % BATCH;
     for (size_t p = 0; p < panels; p++)
-        for (size_t t = 0; t < batched; t += BATCH)
-            batch(w + p * bytes, int8, x, t, y + p * ROWS, y_stride);
+        for (size_t t = 0; t < batched; t += BATCH) {
+            if (int8)
+                int8_batch(w + p * bytes, x, t, y + p * ROWS, y_stride);
+            else
+                int4_batch(w + p * bytes, x, t, y + p * ROWS, y_stride);
+        }
     for (size_t t = batched; t < tokens; t++)
         one_token(w, int8, panels, x, t, y + t * y_stride);
 }
@@ -282,43 +311,42 @@ INLINE void quantised_rows(const uint8_t *w, int int8, size_t panels, const stru
 void cb_matmul_int4_neon(const uint8_t *w, size_t panels, const struct cb_quantized *x,
                          size_t tokens, float *y, size_t y_stride)
 {
-    quantised_rows(w, 0, panels, x, tokens, y, y_stride);
+    quantised_rows(w, panels, x, tokens, y, y_stride, 0);
 }
 
 void cb_matmul_int8_neon(const uint8_t *w, size_t panels, const struct cb_quantized *x,
                          size_t tokens, float *y, size_t y_stride)
 {
-    quantised_rows(w, 1, panels, x, tokens, y, y_stride);
+    quantised_rows(w, panels, x, tokens, y, y_stride, 1);
 }
 
 /* ---- float row products ------------------------------------------------------------------- */
 
 enum { ELEMENT_F32, ELEMENT_F16, ELEMENT_BF16 };
 
-/* 8 elements, widened; index counts elements. */
+/* 8 elements, widened; index counts elements; `kind` is a constant where it counts. */
 INLINE struct f8 load_elements(const void *w, size_t index, int kind)
 {
-    if (kind == ELEMENT_F16)
-        return widen_f16(vld1q_u16((const uint16_t *)w + index));
-    if (kind == ELEMENT_BF16)
-        return widen_bf16(vld1q_u16((const uint16_t *)w + index));
-    return load8((const float *)w + index);
+    if (kind == ELEMENT_F32)
+        return load8((const float *)w + index);
+    const uint16x8_t h = vld1q_u16((const uint16_t *)w + index);
+    return kind == ELEMENT_F16 ? widen_f16(h) : widen_bf16(h);
 }
 
 /* A sum over k is one chain of additions: several panels or tokens at once hide its latency. */
-INLINE void float_panels(const void *w, size_t first_panel, size_t panels, size_t columns, int kind,
-                         const float *x, size_t x_stride, size_t tokens, float *y, size_t y_stride)
+INLINE void add_panels(const float *w, size_t panels, size_t columns, const float *x,
+                       size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
     struct f8 acc[BATCH][BATCH];
     CB_UNROLL
     for (size_t p = 0; p < panels; p++)
         CB_UNROLL
         for (size_t t = 0; t < tokens; t++)
-            acc[p][t] = zero8();
+            acc[p][t] = load8(y + t * y_stride + p * ROWS);
     for (size_t k = 0; k < columns; k++)
         CB_UNROLL
         for (size_t p = 0; p < panels; p++) {
-            const struct f8 v = load_elements(w, ((first_panel + p) * columns + k) * ROWS, kind);
+            const struct f8 v = load8(w + (p * columns + k) * ROWS);
             CB_UNROLL
             for (size_t t = 0; t < tokens; t++)
                 acc[p][t] = add_scaled8(acc[p][t], v, x[t * x_stride + k]);
@@ -327,41 +355,69 @@ INLINE void float_panels(const void *w, size_t first_panel, size_t panels, size_
     for (size_t p = 0; p < panels; p++)
         CB_UNROLL
         for (size_t t = 0; t < tokens; t++)
-            store8(y + t * y_stride + (first_panel + p) * ROWS, acc[p][t]);
+            store8(y + t * y_stride + p * ROWS, acc[p][t]);
 }
 
-INLINE void float_rows(const void *w, size_t panels, size_t columns, int kind, const float *x,
-                       size_t x_stride, size_t tokens, float *y, size_t y_stride)
+/* y += w x */
+APART void add_rows(const float *w, size_t panels, size_t columns, const float *x, size_t x_stride,
+                    size_t tokens, float *y, size_t y_stride)
 {
     size_t t = 0;
     for (; t + 4 <= tokens; t += 4, x += 4 * x_stride, y += 4 * y_stride)
         for (size_t p = 0; p < panels; p++)
-            float_panels(w, p, 1, columns, kind, x, x_stride, 4, y, y_stride);
+            add_panels(w + p * columns * ROWS, 1, columns, x, x_stride, 4, y + p * ROWS, y_stride);
     for (; t < tokens; t++, x += x_stride, y += y_stride) {
         size_t p = 0;
         for (; p + 4 <= panels; p += 4)
-            float_panels(w, p, 4, columns, kind, x, x_stride, 1, y, y_stride);
+            add_panels(w + p * columns * ROWS, 4, columns, x, x_stride, 1, y + p * ROWS, y_stride);
         for (; p < panels; p++)
-            float_panels(w, p, 1, columns, kind, x, x_stride, 1, y, y_stride);
+            add_panels(w + p * columns * ROWS, 1, columns, x, x_stride, 1, y + p * ROWS, y_stride);
     }
+}
+
+APART void clear_rows(size_t panels, size_t tokens, float *y, size_t y_stride)
+{
+    for (size_t t = 0; t < tokens; t++)
+        memset(y + t * y_stride, 0, panels * ROWS * sizeof *y);
 }
 
 void cb_matmul_f32_neon(const float *w, size_t panels, size_t columns, const float *x,
                         size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
-    float_rows(w, panels, columns, ELEMENT_F32, x, x_stride, tokens, y, y_stride);
+    clear_rows(panels, tokens, y, y_stride);
+    add_rows(w, panels, columns, x, x_stride, tokens, y, y_stride);
+}
+
+/* Half precision is widened in pieces of 32 columns, once for all tokens: 4 KiB of stack. */
+APART void half_rows(const uint16_t *w, size_t panels, size_t columns, const float *x,
+                     size_t x_stride, size_t tokens, float *y, size_t y_stride, int kind)
+{
+    float wide[BATCH * COLUMNS * ROWS];
+    clear_rows(panels, tokens, y, y_stride);
+    for (size_t p = 0, count; p < panels; p += count) {
+        count = panels - p < BATCH ? panels - p : BATCH;
+        for (size_t k = 0; k < columns; k += COLUMNS) { /* a multiple of them */
+            float *to = wide;
+            for (size_t i = 0; i < count; i++) {
+                const uint16_t *from = w + ((p + i) * columns + k) * ROWS;
+                for (size_t c = 0; c < COLUMNS; c++, from += ROWS, to += ROWS)
+                    store8(to, load_elements(from, 0, kind));
+            }
+            add_rows(wide, count, COLUMNS, x + k, x_stride, tokens, y + p * ROWS, y_stride);
+        }
+    }
 }
 
 void cb_matmul_f16_neon(const uint16_t *w, size_t panels, size_t columns, const float *x,
                         size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
-    float_rows(w, panels, columns, ELEMENT_F16, x, x_stride, tokens, y, y_stride);
+    half_rows(w, panels, columns, x, x_stride, tokens, y, y_stride, ELEMENT_F16);
 }
 
 void cb_matmul_bf16_neon(const uint16_t *w, size_t panels, size_t columns, const float *x,
                          size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
-    float_rows(w, panels, columns, ELEMENT_BF16, x, x_stride, tokens, y, y_stride);
+    half_rows(w, panels, columns, x, x_stride, tokens, y, y_stride, ELEMENT_BF16);
 }
 
 /* ---- norm, rotation ----------------------------------------------------------------------- */
@@ -448,12 +504,13 @@ INLINE float32x4_t sigmoid4(float32x4_t x)
     return vdivq_f32(vbslq_f32(vcgezq_f32(x), one, e), vaddq_f32(one, e));
 }
 
-INLINE float32x4_t gelu_tanh4(float32x4_t x)
+/* gelu_tanh(x) = x * sigmoid of this */
+INLINE float32x4_t gelu_argument4(float32x4_t x)
 {
     const float32x4_t cube = vmulq_f32(vmulq_f32(x, x), x);
     const float32x4_t inner = vaddq_f32(x, vmulq_n_f32(cube, CB_GELU_B));
     const float32x4_t u = vmulq_n_f32(inner, CB_GELU_A);
-    return vmulq_f32(x, sigmoid4(vmulq_n_f32(u, 2.0f)));
+    return vmulq_n_f32(u, 2.0f);
 }
 
 /* a < b ? a : b and a > b ? a : b, also for zeros of different sign */
@@ -471,23 +528,24 @@ void cb_activate_neon(int activation, float clamp, float alpha, const float *gat
                       size_t n, float *h)
 {
     const float32x4_t high = vdupq_n_f32(clamp), low = vdupq_n_f32(-clamp);
+    const int smooth = activation == CB_ACT_SILU || activation == CB_ACT_GELU_TANH ||
+                       activation == CB_ACT_SWIGLU_CLAMPED;
     size_t i = 0;
     for (; i + 4 <= n; i += 4) {
-        float32x4_t g = vld1q_f32(gate + i);
+        float32x4_t g = vld1q_f32(gate + i), argument = g;
         float32x4_t u = up ? vld1q_f32(up + i) : vdupq_n_f32(1.0f);
         switch (activation) {
         case CB_ACT_SILU:
-            g = vmulq_f32(g, sigmoid4(g));
             break;
         case CB_ACT_GELU_TANH:
-            g = gelu_tanh4(g);
+            argument = gelu_argument4(g);
             break;
         case CB_ACT_RELU:
             g = higher4(g, vdupq_n_f32(0.0f));
             break;
         case CB_ACT_SWIGLU_CLAMPED:
             g = lower4(g, high);
-            g = vmulq_f32(g, sigmoid4(vmulq_n_f32(g, alpha)));
+            argument = vmulq_n_f32(g, alpha);
             if (up) {
                 u = higher4(low, lower4(u, high));
                 u = vaddq_f32(u, vdupq_n_f32(1.0f));
@@ -499,6 +557,8 @@ void cb_activate_neon(int activation, float clamp, float alpha, const float *gat
             g = vreinterpretq_f32_u32(vdupq_n_u32(0x7fc00000u));
             break;
         }
+        if (smooth)
+            g = vmulq_f32(g, sigmoid4(argument));
         vst1q_f32(h + i, vmulq_f32(g, u));
     }
     cb_activate_ref(activation, clamp, alpha, gate + i, up ? up + i : NULL, n - i, h + i);
@@ -529,43 +589,27 @@ int cb_store_f16_neon(const float *x, size_t n, uint16_t *out)
     return vmaxvq_u16(highest) >= 0x7c00 ? COLIBRI_ERR_NON_FINITE : error;
 }
 
-INLINE float element(const void *p, size_t index, int kind)
-{
-    return kind == ELEMENT_F16 ? cb_f16(((const uint16_t *)p)[index]) : ((const float *)p)[index];
-}
-
 /* q.k of `rows` positions, scaled. */
 INLINE void score_rows(const float *q, const void *k, size_t first, size_t rows, size_t dim,
                        int kind, float scale, float *scores)
 {
     struct f8 p[BATCH];
-    size_t i = 0;
     CB_UNROLL
     for (size_t j = 0; j < rows; j++)
         p[j] = zero8();
-    for (; i + 8 <= dim; i += 8) {
+    for (size_t i = 0; i < dim; i += 8) {
         const struct f8 v = load8(q + i);
         CB_UNROLL
         for (size_t j = 0; j < rows; j++)
             p[j] = add_product8(p[j], v, load_elements(k, (first + j) * dim + i, kind));
     }
     CB_UNROLL
-    for (size_t j = 0; j < rows; j++) {
-        if (i < dim) {
-            float last[8];
-            store8(last, p[j]);
-            for (size_t c = i; c < dim; c++) {
-                const float product = q[c] * element(k, (first + j) * dim + c, kind);
-                last[c - i] = last[c - i] + product;
-            }
-            p[j] = load8(last);
-        }
+    for (size_t j = 0; j < rows; j++)
         scores[first + j] = combine8(p[j]) * scale;
-    }
 }
 
 /* scores[j] become exp(scores[j] - max); returns their sum. */
-INLINE float softmax_terms(float *scores, size_t n)
+APART float softmax_terms(float *scores, size_t n)
 {
     float highest = scores[0];
     size_t j = 0;
@@ -617,41 +661,41 @@ INLINE void weigh_values(const float *e, const void *v, size_t positions, size_t
     }
 }
 
-INLINE void attend(const float *q, const void *k, const void *v, size_t positions, size_t dim,
-                   size_t value_dim, float scale, int kind, float *scores, float *out)
+/* For dimensions that are multiples of 8. What several positions or channels leave over shares a
+ * text with f32. */
+APART void attend(const float *q, const void *k, const void *v, size_t positions, size_t dim,
+                  size_t value_dim, float scale, float *scores, float *out, int kind)
 {
     size_t j = 0, c = 0;
-    for (; j + BATCH <= positions; j += BATCH)
-        score_rows(q, k, j, BATCH, dim, kind, scale, scores);
+    for (; kind == ELEMENT_F16 && j + BATCH <= positions; j += BATCH)
+        score_rows(q, k, j, BATCH, dim, ELEMENT_F16, scale, scores);
     for (; j < positions; j++)
         score_rows(q, k, j, 1, dim, kind, scale, scores);
 
     const float sum = softmax_terms(scores, positions);
 
-    for (; c + 64 <= value_dim; c += 64)
-        weigh_values(scores, v, positions, value_dim, c, 8, kind, sum, out);
-    for (; c + 8 <= value_dim; c += 8)
+    for (; kind == ELEMENT_F16 && c + 64 <= value_dim; c += 64)
+        weigh_values(scores, v, positions, value_dim, c, 8, ELEMENT_F16, sum, out);
+    for (; c < value_dim; c += 8)
         weigh_values(scores, v, positions, value_dim, c, 1, kind, sum, out);
-    for (; c < value_dim; c++) {
-        float o = 0.0f;
-        for (j = 0; j < positions; j++) {
-            const float product = scores[j] * element(v, j * value_dim + c, kind);
-            o = o + product;
-        }
-        out[c] = o / sum;
-    }
 }
 
 void cb_attend_f16_neon(const float *q, const uint16_t *k, const uint16_t *v, size_t positions,
                         size_t dim, size_t value_dim, float scale, float *scores, float *out)
 {
-    attend(q, k, v, positions, dim, value_dim, scale, ELEMENT_F16, scores, out);
+    if ((dim | value_dim) % 8)
+        cb_attend_f16_ref(q, k, v, positions, dim, value_dim, scale, scores, out);
+    else
+        attend(q, k, v, positions, dim, value_dim, scale, scores, out, ELEMENT_F16);
 }
 
 void cb_attend_f32_neon(const float *q, const float *k, const float *v, size_t positions, size_t dim,
                         size_t value_dim, float scale, float *scores, float *out)
 {
-    attend(q, k, v, positions, dim, value_dim, scale, ELEMENT_F32, scores, out);
+    if ((dim | value_dim) % 8)
+        cb_attend_f32_ref(q, k, v, positions, dim, value_dim, scale, scores, out);
+    else
+        attend(q, k, v, positions, dim, value_dim, scale, scores, out, ELEMENT_F32);
 }
 
 /* ---- choice of experts -------------------------------------------------------------------- */
