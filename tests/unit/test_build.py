@@ -27,15 +27,17 @@ FRAME_GATE_BYTES = 16 * 1024
 # All that the library may take from outside, by what it is for. Nothing that prints, exits, forks,
 # changes signal handlers or locale, and nothing of libm.
 ALLOWED_SYMBOLS = {
-    "memory of the process": "mmap munmap mlock munlock madvise malloc calloc free getrlimit sysconf getpagesize "
-    "posix_memalign aligned_alloc",
+    "memory of the process": "mmap munmap mprotect mlock munlock madvise malloc calloc free getrlimit sysconf "
+    "getpagesize posix_memalign aligned_alloc",
     "files": "open close fstat pread lseek read openat posix_fadvise",
     "threads": "pthread_create pthread_join pthread_attr_init pthread_attr_destroy pthread_attr_setstacksize "
     "pthread_attr_setguardsize pthread_attr_getstacksize pthread_mutex_init pthread_mutex_destroy "
     "pthread_mutex_lock pthread_mutex_trylock pthread_mutex_unlock pthread_cond_init pthread_cond_destroy "
-    "pthread_cond_wait pthread_cond_signal pthread_cond_broadcast pthread_sigmask pthread_self sigfillset sigdelset "
+    "pthread_cond_wait pthread_cond_timedwait pthread_cond_signal pthread_cond_broadcast pthread_condattr_init "
+    "pthread_condattr_setclock pthread_condattr_destroy pthread_sigmask pthread_self sigfillset sigdelset "
     "sched_yield sched_getaffinity __sched_cpucount pthread_setname_np",
-    "strings": "memcpy memmove memset memcmp memchr strlen strcmp strncmp strchr strstr strerror strerror_r "
+    "how long storage has not answered": "clock_gettime",
+    "strings": "memcpy memmove memset memcmp memchr strcpy strlen strcmp strncmp strchr strstr strerror strerror_r "
     "__xpg_strerror_r snprintf vsnprintf explicit_bzero",
     "processor and errors": "getauxval __errno_location __tls_get_addr",
     "compiler": "__stack_chk_fail __stack_chk_guard __cpu_model __cpu_features2 __cpu_indicator_init "
@@ -187,7 +189,10 @@ def test_smallest_program_links_with_nothing_but_the_library(native: Path, libra
     shutil.copy(native / library, tmp_path)
     if library.endswith(".so"):
         (tmp_path / "libcolibri.so.0").symlink_to("libcolibri.so")
-    run("gcc", "test_inference.c", "-L.", "-lcolibri", "-o", "test", cwd=tmp_path)
+    # The archive of the host's build checks signatures, so it names libsodium as its pkg-config file does.
+    sodium = ["-lsodium"] if "crypto_sign_ed25519_verify_detached" in undefined_symbols(native / "libcolibri.a") else []
+    extra = sodium if library.endswith(".a") else []
+    run("gcc", "test_inference.c", "-L.", "-lcolibri", *extra, "-o", "test", cwd=tmp_path)
     missing = subprocess.run(
         [tmp_path / "test", "no-such.colibri"], env={"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True,
         check=False,
@@ -199,6 +204,17 @@ def test_smallest_program_links_with_nothing_but_the_library(native: Path, libra
         pytest.fail("no tiny.colibri: make models", pytrace=False)
     output = run(tmp_path / "test", tiny, LD_LIBRARY_PATH=str(tmp_path))
     assert re.fullmatch(r"status 0, logit of id 0: -?\d+\.\d{4}, \d+\.\d{3} ms\n", output)
+
+
+def test_smallest_program_links_with_the_default_archive_alone(aarch64: Path, tmp_path: Path) -> None:
+    """Without the option `signatures`, which is off unless asked for, nothing else is named."""
+    command = ["aarch64-linux-gnu-gcc", "-static", "-I", INCLUDE, ENGINE / "native/tests/test_inference.c"]
+    run(*command, f"-L{aarch64}", "-lcolibri", "-o", tmp_path / "test")
+    missing = subprocess.run(
+        ["qemu-aarch64", tmp_path / "test", "no-such.colibri"], capture_output=True, text=True, check=False
+    )
+    assert missing.returncode == 1
+    assert "no-such.colibri" in missing.stderr
 
 
 def build(folder: Path, source: Path, *arguments: str) -> None:
