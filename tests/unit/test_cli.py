@@ -228,6 +228,7 @@ def test_an_interrupted_conversion_leaves_nothing(number: signal.Signals, tmp_pa
     process = subprocess.Popen(
         [sys.executable, "-m", "colibri", "convert", str(tmp_path / "big.toml"), "-o", str(tmp_path / "out.colibri")],
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 60

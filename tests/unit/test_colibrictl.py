@@ -304,7 +304,7 @@ USAGE = {
     "top-p": (("run", "MODEL", "-p", "x", "--top-p", "1.5"), "--top-p: 1.5 is outside 0..1"),
     "min-p": (("run", "MODEL", "-p", "x", "--min-p", "2"), "--min-p: 2 is outside 0..1"),
     "kv": (("run", "MODEL", "-p", "x", "--kv", "f64"), "--kv: 'f64' is not one of f16|f32"),
-    "verify": (("run", "MODEL", "-p", "x", "--verify", ""), "--verify: '' is not one of first|open"),
+    "verify": (("run", "MODEL", "-p", "x", "--verify", ""), "--verify: '' is not one of auto|open|first|always"),
     "lock": (("run", "MODEL", "-p", "x", "--lock", "yes"), "--lock: 'yes' is not one of try|require|off"),
     "budget": (("run", "MODEL", "-p", "x", "--budget", "12Q"), "--budget: '12Q' is not a whole number of bytes"),
     "budget overflow": (("run", "MODEL", "-p", "x", "--budget", "99999999999G"), "--budget: '99999999999G'"),

@@ -74,7 +74,7 @@ def test_coverage_guided_inputs_find_nothing_in_a_few_seconds(name: str, tmp_pat
     if importlib.util.find_spec("atheris") is None:
         assert platform.machine() != "x86_64" or sys.version_info >= (3, 14), "atheris is missing; run: make setup"
         pytest.skip(f"atheris has no wheel for {platform.machine()} and this Python")
-    done = run(FUZZ / f"{name}.py", "--seconds", 1, "--corpus", tmp_path)
+    done = run(FUZZ / f"{name}.py", "--seconds", 3, "--corpus", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "stat::number_of_executed_units" in done.stderr
     assert not list(tmp_path.glob("*finding*"))
