@@ -208,8 +208,8 @@ def test_smallest_program_links_with_nothing_but_the_library(native: Path, libra
 
 def test_smallest_program_links_with_the_default_archive_alone(aarch64: Path, tmp_path: Path) -> None:
     """Without the option `signatures`, which is off unless asked for, nothing else is named."""
-    command = ["aarch64-linux-gnu-gcc", "-static", "-I", INCLUDE, ENGINE / "native/tests/test_inference.c"]
-    run(*command, f"-L{aarch64}", "-lcolibri", "-o", tmp_path / "test")
+    source: list[str | Path] = [INCLUDE, ENGINE / "native/tests/test_inference.c"]
+    run("aarch64-linux-gnu-gcc", "-static", "-I", *source, f"-L{aarch64}", "-lcolibri", "-o", tmp_path / "test")
     missing = subprocess.run(
         ["qemu-aarch64", tmp_path / "test", "no-such.colibri"], capture_output=True, text=True, check=False
     )
