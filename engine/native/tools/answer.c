@@ -5,14 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../src/spec.h"
 #include "output.h"
 #include "request.h"
 
-/* colibri_utf8_feed asks for three bytes per byte of a token, and 16 */
-#define PIECE_BYTES (3u * CB_MAX_TOKEN_BYTES + 16u)
 /* A line: every byte of a piece and of an id may become \u00xx, beside fixed words. */
-#define LINE_BYTES (6u * (PIECE_BYTES + CTL_REQUEST_ID_BYTES) + 512u)
+#define LINE_BYTES (6u * (CTL_TOKEN_TEXT_BYTES + CTL_REQUEST_ID_BYTES) + 512u)
 
 struct line {
     char text[LINE_BYTES];
@@ -92,22 +89,11 @@ static int write_piece(struct ctl_answer *answer, const char *text, size_t lengt
 int ctl_answer_token(void *context, int32_t id, colibri_error *error)
 {
     struct ctl_answer *answer = context;
-    char text[PIECE_BYTES];
-    size_t length = 0, written = 0;
-    const char *bytes = colibri_token_bytes(answer->model, id, &length);
+    char text[CTL_TOKEN_TEXT_BYTES];
+    size_t length;
+    int code = ctl_token_text(answer->model, &answer->utf8, id, text, &length, error);
 
-    if (bytes == NULL || colibri_token_is_end(answer->model, id) != 0 ||
-        colibri_token_is_special(answer->model, id) != 0) {
-        return 0;
-    }
-    if (colibri_utf8_feed(&answer->utf8, bytes, length, text, sizeof text, &written) != 0) {
-        error->code = COLIBRI_ERR_INTERNAL;
-        error->offset = -1;
-        (void)snprintf(error->message, sizeof error->message, "token %d has %zu bytes, more than %u",
-                       (int)id, length, CB_MAX_TOKEN_BYTES);
-        return error->code;
-    }
-    return write_piece(answer, text, written, error);
+    return code != 0 ? code : write_piece(answer, text, length, error);
 }
 
 int ctl_answer_done(struct ctl_answer *answer, const struct ctl_generation *g, colibri_error *error)

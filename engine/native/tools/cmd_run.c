@@ -20,8 +20,6 @@
 #include "telemetry.h"
 
 #define NAME "run"
-/* colibri_utf8_feed asks for three bytes per byte of a token, and 16 */
-#define PIECE_BYTES (3u * CB_MAX_TOKEN_BYTES + 16u)
 
 struct run_values {
     const char *prompt, *prompt_file, *ids, *batch_split, *prefix, *telemetry;
@@ -133,26 +131,16 @@ static int write_text(struct stream *stream, const char *text, size_t length, co
 static int emit(void *context, int32_t id, colibri_error *error)
 {
     struct stream *stream = context;
-    char text[PIECE_BYTES];
-    size_t length = 0, written = 0;
-    const char *bytes = colibri_token_bytes(stream->model, id, &length);
+    char text[CTL_TOKEN_TEXT_BYTES];
+    size_t length;
+    int code;
 
     if (stream->ids != NULL) {
         stream->ids[stream->count] = id;
     }
     stream->count++;
-    if (bytes == NULL || colibri_token_is_end(stream->model, id) != 0 ||
-        colibri_token_is_special(stream->model, id) != 0) {
-        return 0;
-    }
-    if (colibri_utf8_feed(&stream->utf8, bytes, length, text, sizeof text, &written) != 0) {
-        error->code = COLIBRI_ERR_INTERNAL;
-        error->offset = -1;
-        (void)snprintf(error->message, sizeof error->message, "token %d has %zu bytes, more than %u",
-                       (int)id, length, CB_MAX_TOKEN_BYTES);
-        return error->code;
-    }
-    return write_text(stream, text, written, error);
+    code = ctl_token_text(stream->model, &stream->utf8, id, text, &length, error);
+    return code != 0 ? code : write_text(stream, text, length, error);
 }
 
 /* The character that is still held, and a line end for a person at a terminal. */

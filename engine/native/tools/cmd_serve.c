@@ -19,11 +19,11 @@
 #include "model.h"
 #include "options.h"
 #include "output.h"
+#include "prompt.h"
 #include "request.h"
 #include "signals.h"
 
 #define NAME "serve"
-#define MAX_CHAT_IDS 4096u   /* room for the chat prefix and suffix beside the ids of the text */
 #define FIXED_LINE_BYTES 4096u /* of a request, beside its prompt */
 
 static const char serve_notes[] =
@@ -44,21 +44,11 @@ struct server {
     size_t line_limit;
     size_t held, taken;  /* bytes in the line buffer; of those, the ones of the current line */
     bool ended;          /* standard input */
-    int32_t *ids;        /* [text_limit + MAX_CHAT_IDS] */
+    int32_t *ids;        /* [text_limit + CTL_MAX_CHAT_IDS] */
     size_t used_ids;     /* to be wiped */
 };
 
 /* ---- lines ------------------------------------------------------------------------------- */
-
-/* The user's text does not stay behind: volatile, because the stores are not dead. */
-static void wipe(char *bytes, size_t count)
-{
-    volatile char *at = bytes;
-
-    for (size_t i = 0; i < count; i++) {
-        at[i] = 0;
-    }
-}
 
 /* More bytes into the buffer; 0 at the end of the input, or an exit code below zero. */
 static int fill(struct server *s)
@@ -92,7 +82,7 @@ static void drop_line(struct server *s)
     size_t left = s->held - s->taken;
 
     memmove(s->line, s->line + s->taken, left);
-    wipe(s->line + left, s->taken);
+    ctl_wipe(s->line + left, s->taken);
     s->held = left;
     s->taken = 0;
 }
@@ -117,7 +107,7 @@ static int next_line(struct server *s, size_t *length, bool *too_long, bool *hav
         searched = s->held;
         if (s->held == s->line_limit) {
             *too_long = true;
-            wipe(s->line, s->held);
+            ctl_wipe(s->line, s->held);
             s->held = 0;
             searched = 0;
         }
@@ -165,7 +155,7 @@ static int tokenize(struct server *s, const struct ctl_request *request, size_t 
                       "the prompt has %zu bytes, more than %zu: shorten it or raise --max-text",
                       request->prompt_bytes, s->text_limit);
     }
-    *count = s->text_limit + MAX_CHAT_IDS;
+    *count = s->text_limit + CTL_MAX_CHAT_IDS;
     code = colibri_tokenize(s->model, request->prompt, request->prompt_bytes,
                             request->chat ? COLIBRI_TEXT_CHAT : COLIBRI_TEXT_PLAIN, s->ids, count,
                             error);
@@ -252,7 +242,7 @@ static int serve(struct server *s)
             return ctl_fail(NAME, &error);
         }
         drop_line(s);
-        wipe((char *)s->ids, s->used_ids * sizeof *s->ids);
+        ctl_wipe(s->ids, s->used_ids * sizeof *s->ids);
         s->used_ids = 0;
     }
     return 0;
@@ -268,7 +258,7 @@ static int open_server(struct server *s, size_t max_text)
     (void)colibri_model_plan(s->model, &plan);
     s->context_tokens = plan.context_tokens;
     s->line = malloc(s->line_limit);
-    s->ids = malloc((max_text + MAX_CHAT_IDS) * sizeof *s->ids);
+    s->ids = malloc((max_text + CTL_MAX_CHAT_IDS) * sizeof *s->ids);
     if (s->line == NULL || s->ids == NULL) {
         return ctl_fail_message(NAME, COLIBRI_ERR_MEMORY,
                                 "no memory for requests of %zu bytes: lower --max-text", max_text);

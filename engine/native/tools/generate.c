@@ -125,6 +125,27 @@ int ctl_generate(struct ctl_generation *g, colibri_error *error)
     return code;
 }
 
+int ctl_token_text(const colibri_model *model, colibri_utf8 *utf8, int32_t id,
+                   char text[CTL_TOKEN_TEXT_BYTES], size_t *length, colibri_error *error)
+{
+    size_t bytes_length = 0;
+    const char *bytes = colibri_token_bytes(model, id, &bytes_length);
+
+    *length = 0;
+    if (bytes == NULL || colibri_token_is_end(model, id) != 0 ||
+        colibri_token_is_special(model, id) != 0) {
+        return 0;
+    }
+    if (colibri_utf8_feed(utf8, bytes, bytes_length, text, CTL_TOKEN_TEXT_BYTES, length) != 0) {
+        error->code = COLIBRI_ERR_INTERNAL;
+        error->offset = -1;
+        (void)snprintf(error->message, sizeof error->message, "token %d has %zu bytes, more than %u",
+                       (int)id, bytes_length, CB_MAX_TOKEN_BYTES);
+        return error->code;
+    }
+    return 0;
+}
+
 double ctl_tokens_per_second(const struct ctl_generation *g)
 {
     return g->generated > 1 && g->decode_seconds > 0

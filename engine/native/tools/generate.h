@@ -7,8 +7,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../src/spec.h"
 #include "colibri.h"
 
+/* colibri_utf8_feed asks for three bytes per byte of a token, and 16 */
+#define CTL_TOKEN_TEXT_BYTES (3u * CB_MAX_TOKEN_BYTES + 16u)
 #define CTL_MAX_PIECES 64u /* of a prompt that --batch-split cuts */
 
 struct ctl_pieces {
@@ -39,6 +42,11 @@ struct ctl_generation {
 
 /* 0, or a negative code with *error filled. */
 int ctl_generate(struct ctl_generation *g, colibri_error *error);
+
+/* The characters that this token completes; none for one that is special or ends a text. 0, or a negative
+ * code with *error filled. */
+int ctl_token_text(const colibri_model *model, colibri_utf8 *utf8, int32_t id,
+                   char text[CTL_TOKEN_TEXT_BYTES], size_t *length, colibri_error *error);
 
 /* Tokens per second of the steps behind the first token; 0 when there were none. */
 double ctl_tokens_per_second(const struct ctl_generation *g);

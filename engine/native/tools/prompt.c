@@ -13,7 +13,6 @@
 #include "options.h"
 #include "output.h"
 
-#define MAX_CHAT_IDS 4096u /* room for the chat prefix and suffix beside the ids of the text */
 #define MAX_WORD_BYTES 12u /* "-2147483648" */
 
 static int out_of_memory(const char *command, size_t bytes)
@@ -175,13 +174,18 @@ static int check_fits(const char *command, const colibri_model *model,
     return 0;
 }
 
+void ctl_wipe(void *bytes, size_t count)
+{
+    volatile char *at = bytes; /* volatile: the stores are not dead */
+
+    for (size_t i = 0; i < count; i++) {
+        at[i] = 0;
+    }
+}
+
 static void free_text(struct ctl_prompt *prompt)
 {
-    volatile char *text = prompt->text; /* volatile: the stores are not dead */
-
-    for (size_t i = 0; i < prompt->text_bytes; i++) {
-        text[i] = 0;
-    }
+    ctl_wipe(prompt->text, prompt->text_bytes);
     free(prompt->text);
     prompt->text = NULL;
     prompt->text_bytes = 0;
@@ -194,7 +198,7 @@ int ctl_prompt_tokenize(const char *command, colibri_model *model, enum colibri_
 
     if (!prompt->is_ids) {
         /* no token is shorter than a byte, so this always suffices */
-        prompt->count = prompt->text_bytes + MAX_CHAT_IDS; /* pages are taken as they are filled */
+        prompt->count = prompt->text_bytes + CTL_MAX_CHAT_IDS; /* pages are taken as they are filled */
         prompt->ids = malloc(prompt->count * sizeof *prompt->ids);
         if (prompt->ids == NULL) {
             return out_of_memory(command, prompt->count * sizeof *prompt->ids);

@@ -9,6 +9,9 @@
 
 #include "generate.h"
 
+/* Room for the chat prefix and suffix beside the ids of a text. */
+#define CTL_MAX_CHAT_IDS 4096u
+
 struct ctl_prompt {
     char *text;      /* [text_bytes], any bytes */
     size_t text_bytes;
@@ -29,7 +32,9 @@ int ctl_prompt_from_ids(const char *command, const char *list, struct ctl_prompt
  * context. */
 int ctl_prompt_tokenize(const char *command, colibri_model *model, enum colibri_text form,
                         struct ctl_prompt *prompt);
-/* Zeroes the text, which is the user's. */
+/* Zeroes bytes that nobody reads any more, which a compiler would otherwise leave out. */
+void ctl_wipe(void *bytes, size_t count);
+/* Wipes the text, which is the user's. */
 void ctl_prompt_free(struct ctl_prompt *prompt);
 
 /* "5,3" or "each" (also "1*"). */
