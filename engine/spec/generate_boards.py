@@ -10,11 +10,12 @@ builders need is left out.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from generated import literal, write_or_check
 
 ENGINE = Path(__file__).resolve().parent.parent
 SOURCE = ENGINE.parent / "configs" / "boards"
@@ -28,19 +29,6 @@ from __future__ import annotations
 from typing import Any
 
 '''
-
-
-def _literal(value: Any, indent: int = 0) -> str:
-    """A value as Python source; tables over several lines."""
-    space = "    " * (indent + 1)
-    if isinstance(value, dict):
-        lines = [f"{space}{_literal(key)}: {_literal(item, indent + 1)},\n" for key, item in value.items()]
-        return "{\n" + "".join(lines) + "    " * indent + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_literal(item) for item in value) + "]"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return repr(value)
 
 
 def generate() -> str:
@@ -57,21 +45,12 @@ def generate() -> str:
         boards[board.name] = {key: value for key, value in data.items() if key not in BUILDER_TABLES}
     if not boards:
         raise SystemExit(f"{SOURCE}: has no board files")
-    return f"{HEAD}BOARDS: dict[str, dict[str, Any]] = {_literal(boards)}\n"
+    return f"{HEAD}BOARDS: dict[str, dict[str, Any]] = {literal(boards)}\n"
 
 
 def main() -> int:
     """Write or check."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    text = generate()
-    if not parser.parse_args().check:
-        TARGET.write_text(text, encoding="utf-8")
-        return 0
-    if not TARGET.is_file() or TARGET.read_text(encoding="utf-8") != text:
-        print(f"{TARGET} differs from configs/boards; run engine/spec/generate_boards.py", file=sys.stderr)
-        return 1
-    return 0
+    return write_or_check(__doc__, TARGET, generate(), "configs/boards")
 
 
 if __name__ == "__main__":
