@@ -23,7 +23,6 @@ from colibri.errors import ColibriError
 from colibri.files import (
     create_temporary,
     open_regular,
-    parse_json,
     read_regular,
     refuse_output,
     sync_folder,
@@ -44,7 +43,7 @@ from colibri.format import (
     sha256,
 )
 from colibri.records import round_up
-from colibri.verify import golden_path
+from colibri.verify import golden_path, golden_under_root
 
 PIECE_BYTES = 16384  # of the text that is tokenized at once
 WINDOW_TOKENS = 512  # a sequence begins anew after so many
@@ -282,13 +281,7 @@ def write_calibrated(model: ModelFile, target: Path, profile: Profile) -> bytes:
 
 def _golden_text(model: ModelFile, root: bytes) -> bytes | None:
     """The golden results beside the model under the new root: the weights, and so the logits, are the same."""
-    path = golden_path(model.path)
-    if not path.exists():
-        return None
-    text = read_regular(path)
-    if parse_json(text, str(path)).get("root") != model.root.hex() or text.count(model.root.hex().encode()) != 1:
-        return None  # of another model
-    return text.replace(model.root.hex().encode(), root.hex().encode())
+    return golden_under_root(model, root) if golden_path(model.path).exists() else None
 
 
 # --------------------------------------------------------------------------- the command

@@ -25,7 +25,6 @@ from colibri.errors import ColibriError
 from colibri.files import (
     create_temporary,
     open_regular,
-    parse_json,
     read_regular,
     refuse_output,
     sync_folder,
@@ -33,7 +32,7 @@ from colibri.files import (
 from colibri.format import HEADER, NO_HASH, ModelFile, SectionEntry, encode_section, open_model, sha256
 from colibri.records import round_up
 from colibri.signature import NO_GOLDEN, Signature, key_id
-from colibri.verify import MAX_KEY_FILE_BYTES, golden_path, need_cryptography
+from colibri.verify import MAX_KEY_FILE_BYTES, golden_path, golden_under_root, need_cryptography
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -112,14 +111,14 @@ def _golden_text(model: ModelFile, root: bytes) -> bytes | None:
     path = golden_path(model.path)
     if not path.exists():
         return None
-    text = read_regular(path)
-    if parse_json(text, str(path)).get("root") != model.root.hex() or text.count(model.root.hex().encode()) != 1:
+    text = golden_under_root(model, root)
+    if text is None:
         raise ColibriError(
             Code.ARGUMENT,
             f"{path} has golden results of another model than {model.path}; make them again with `colibri golden`, "
             "or leave them out with --no-golden",
         )
-    return text.replace(model.root.hex().encode(), root.hex().encode())
+    return text
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from colibri._spec import Code, Section
 from colibri.errors import ColibriError
-from colibri.files import read_regular
+from colibri.files import parse_json, read_regular
 from colibri.format import ModelFile, open_model
 from colibri.signature import NO_GOLDEN, Signature, key_id
 
@@ -146,6 +146,15 @@ def check_signature(model: ModelFile, public_key: bytes | None, signed_only: boo
 def golden_path(model: str | os.PathLike[str]) -> Path:
     """MODEL.golden.json beside MODEL.colibri."""
     return Path(model).with_suffix(".golden.json")
+
+
+def golden_under_root(model: ModelFile, root: bytes) -> bytes | None:
+    """The golden results beside the model, which must exist, with this root for the old one; None: of another model."""
+    path, old = golden_path(model.path), model.root.hex()
+    text = read_regular(path)
+    if parse_json(text, str(path)).get("root") != old or text.count(old.encode()) != 1:
+        return None
+    return text.replace(old.encode(), root.hex().encode())
 
 
 def check_golden(model: ModelFile, signature: Signature | None) -> bool:
