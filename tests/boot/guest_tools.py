@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from harness import Machine, Shell
+from session_answer import Answer
 
 CROSS_GCC = "aarch64-linux-gnu-gcc"
 TOOLS_SERIAL = "colibri-tools"
@@ -84,21 +83,6 @@ def mount_tools(shell: Shell) -> None:
     """Make the programs of the tools disk available in TOOLS."""
     disk = find_disk(shell, TOOLS_SERIAL)
     shell.run(f"mkdir -p {TOOLS} && mount -t erofs -o ro /dev/{disk} {TOOLS}", check=True)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One line of the session driver."""
-
-    command: str
-    code: int
-    text: str
-
-    def field(self, name: str) -> str:
-        """The value of name=value."""
-        match = re.search(rf"\b{name}=(\S+)", self.text)
-        assert match is not None, f"no {name}= in {self.text!r}"
-        return match.group(1)
 
 
 class GuestSession:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import pytest
 from boot_run import BootRun
-from guest_tools import TOOLS, Answer, GuestSession, disk_arguments, find_disk, make_tools_disk, mount_tools
+from guest_tools import TOOLS, GuestSession, disk_arguments, find_disk, make_tools_disk, mount_tools
 from harness import MODELS_SERIAL, Machine, MachineOptions, Shell
+from session_answer import Answer
 
 IO, OK = -54, 0
 RESIDENT, STREAM = 1, 2

@@ -108,7 +108,7 @@ def lint() -> list[Step]:
     typed = {
         "configs/kernel": "",
         "tests/bench": "tests/bench:tests/unit",
-        "tests/boot": "configs/kernel",
+        "tests/boot": "configs/kernel:tests",
         "tests/fuzz": "tests/unit",
         "tests/firmware": "configs/kernel:tests/smoke",
         "tests/parity": "tests:tests/unit",

@@ -18,11 +18,11 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from native_cases import program
+from session_answer import Answer
 
 SOURCE = Path(__file__).with_name("faulty_reads.c")
 OK, TRUNCATED, MISMATCH, IO = 0, -4, -14, -54
@@ -32,21 +32,6 @@ DIRECT_AUTO, DIRECT_OFF = 0, 1
 HEALTHY, FAIL, SHORT, INTERRUPT, STALL, SLOW = range(6)
 EVERYWHERE = (0, 1 << 62)
 CHUNK_BYTES = 65536
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One line of the session driver."""
-
-    command: str
-    code: int
-    text: str
-
-    def field(self, name: str) -> str:
-        """The value of name=value."""
-        match = re.search(rf"\b{name}=(\S+)", self.text)
-        assert match is not None, f"no {name}= in {self.text!r}"
-        return match.group(1)
 
 
 class Faults:
