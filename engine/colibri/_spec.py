@@ -667,6 +667,7 @@ class Code(enum.IntEnum):
     LOCK = -52
     THREAD = -53
     IO = -54
+    SANDBOX = -55
     NON_FINITE = -60
     BUSY = -61
     CANCELLED = -62
@@ -714,6 +715,7 @@ ERROR_TEXT: dict[int, str] = {
     -52: "memory could not be locked",
     -53: "thread could not be started",
     -54: "read failed",
+    -55: "sandbox could not be entered",
     -60: "non-finite value during inference",
     -61: "another call is running",
     -62: "cancelled",

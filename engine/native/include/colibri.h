@@ -78,6 +78,7 @@ enum colibri_code {
     COLIBRI_ERR_LOCK = -52, /* memory could not be locked */
     COLIBRI_ERR_THREAD = -53, /* thread could not be started */
     COLIBRI_ERR_IO = -54, /* read failed */
+    COLIBRI_ERR_SANDBOX = -55, /* sandbox could not be entered */
     COLIBRI_ERR_NON_FINITE = -60, /* non-finite value during inference */
     COLIBRI_ERR_BUSY = -61, /* another call is running */
     COLIBRI_ERR_CANCELLED = -62, /* cancelled */
@@ -394,6 +395,62 @@ COLIBRI_API int colibri_session_restore(colibri_session *session, const void *me
                                         colibri_error *error);
 /* Ids of the sequence: [*count], valid until the next call on the session. */
 COLIBRI_API const int32_t *colibri_session_ids(const colibri_session *session, uint32_t *count);
+
+/* ---- sandbox ----------------------------------------------------------------------------- */
+
+/*
+ * System calls that are not on a list are refused for the rest of the life of the process, in all of
+ * its threads (seccomp with TSYNC, no_new_privs); files are closed to it with Landlock where the kernel
+ * has it. Phases stack and cannot be left. docs/sandbox.md lists what each allows, and why.
+ */
+enum colibri_sandbox_phase {
+    COLIBRI_SANDBOX_START = 1, /* before a model is open: files, locks and threads; never exec, fork,
+                                  ptrace, executable memory, or sockets beyond AF_UNIX */
+    COLIBRI_SANDBOX_STEADY = 2 /* models, sessions, threads and descriptors are there: nothing new */
+};
+
+enum colibri_sandbox_action {     /* what happens to a call that is not on the list */
+    COLIBRI_SANDBOX_KILL = 0,  /* the process ends with SIGSYS */
+    COLIBRI_SANDBOX_ERRNO = 1, /* the call fails with EPERM */
+    COLIBRI_SANDBOX_LOG = 2    /* audit: it is made, and the kernel's log names it; Landlock stays off */
+};
+
+typedef struct colibri_sandbox {
+    size_t struct_size;
+    uint32_t phase;  /* enum colibri_sandbox_phase */
+    uint32_t action; /* enum colibri_sandbox_action */
+    /* Landlock, START only: files and folders that may still be opened for reading, and those where files
+     * may also be written, made and removed; one that is not there is left out. Both NULL: no Landlock. */
+    const char *const *read_paths;
+    size_t read_path_count;
+    const char *const *write_paths;
+    size_t write_path_count;
+} colibri_sandbox;
+
+#define COLIBRI_SANDBOX_DEFAULT \
+    { sizeof(colibri_sandbox), COLIBRI_SANDBOX_STEADY, COLIBRI_SANDBOX_KILL, NULL, 0, NULL, 0 }
+
+typedef struct colibri_sandbox_report {
+    size_t struct_size;
+    uint32_t filter;         /* 1: installed */
+    uint32_t landlock_abi;   /* of the restriction that holds now for the calling thread and those that
+                                it starts; 0: none, the kernel has no Landlock or it was not asked for */
+    uint32_t threads_synced; /* 1: every thread of the process has the filter */
+    uint32_t no_new_privs;   /* 1: set */
+    uint32_t allowed_calls;  /* system calls that the phase allows on this architecture */
+    uint32_t reserved;
+} colibri_sandbox_report;
+
+/*
+ * No heap, no file is kept open. options: begin with COLIBRI_SANDBOX_DEFAULT. report may be NULL, else
+ * its struct_size must be set. Errors: ARGUMENT, STRUCT_SIZE (nothing has changed), SANDBOX (the
+ * process may be restricted in part: end it). A build that forces COLIBRI_RESTRICTED_SYSCALLS kills.
+ * In STEADY the library opens no file either: a read that failed is not tried on a replaced model.
+ */
+COLIBRI_API int colibri_sandbox_enter(const colibri_sandbox *options, colibri_sandbox_report *report,
+                                      colibri_error *error);
+
+/* ---- about the library -------------------------------------------------------------------- */
 
 COLIBRI_API const char *colibri_strerror(int code);
 /* The exit code a command gives for an error code. */

@@ -589,6 +589,7 @@ _Static_assert(sizeof(struct cb_calibration_layer) == 16, "cb_calibration_layer:
     X(-52, 5, "lock", "memory could not be locked") \
     X(-53, 5, "thread", "thread could not be started") \
     X(-54, 1, "io", "read failed") \
+    X(-55, 5, "sandbox", "sandbox could not be entered") \
     X(-60, 1, "non_finite", "non-finite value during inference") \
     X(-61, 1, "busy", "another call is running") \
     X(-62, 1, "cancelled", "cancelled") \
