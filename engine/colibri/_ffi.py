@@ -121,6 +121,7 @@ class PlanStruct(ctypes.Structure):
         ("io_stack_bytes", ctypes.c_uint64),
         ("arena_bytes", ctypes.c_uint64),
         ("process_bytes", ctypes.c_uint64),
+        ("kernel_bytes", ctypes.c_uint64),
         ("total_bytes", ctypes.c_uint64),
         ("floor_bytes", ctypes.c_uint64),
         ("recommended_bytes", ctypes.c_uint64),

@@ -49,6 +49,8 @@ MODEL_BYTES = 16384
 SESSION_BYTES = 512
 STACK_BYTES = 256 * 1024
 PROCESS_BYTES = 4 * 1024 * 1024
+KERNEL_BYTES = 2 * 1024 * 1024
+TABLE_SPAN = 2 * 1024 * 1024  # what one page of page table maps
 READER_BYTES = 4096
 READ_BYTES = 64
 NEED_BYTES = 16
@@ -110,6 +112,7 @@ class MemoryPlan:
     io_stack_bytes: int
     arena_bytes: int
     process_bytes: int
+    kernel_bytes: int
     total_bytes: int
     floor_bytes: int
     recommended_bytes: int
@@ -130,6 +133,7 @@ class MemoryPlan:
                 "io_stack",
                 "arena",
                 "process",
+                "kernel",
                 "total",
                 "recommended",
                 "floor",
@@ -322,6 +326,8 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
         mapped = trunk if stream else whole
         io_stack = readers * STACK_BYTES if stream else 0
         arena = up(kv + rows_activation + rows_table, PAGE) + slots * sizes.slot_bytes
+        own = mapped + arena + stack + io_stack
+        kernel = up(own, TABLE_SPAN) // 512 + KERNEL_BYTES
         return MemoryPlan(
             context_tokens=t,
             batch_tokens=b,
@@ -343,7 +349,8 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
             io_stack_bytes=io_stack,
             arena_bytes=arena,
             process_bytes=PROCESS_BYTES,
-            total_bytes=mapped + arena + stack + io_stack + PROCESS_BYTES,
+            kernel_bytes=kernel,
+            total_bytes=own + PROCESS_BYTES + kernel,
             floor_bytes=0,
             recommended_bytes=0,
         )

@@ -192,6 +192,7 @@ def _plan_text(answer: Answer) -> Iterator[str]:
         yield _row("I/O", plan.io_stack_bytes, f"{plan.io_threads} threads")
     yield _row("stacks", plan.stack_bytes)
     yield _row("process", plan.process_bytes)
+    yield _row("kernel", plan.kernel_bytes, "page tables and bookkeeping")
     yield _row("total", plan.total_bytes, "the peak, never exceeded")
     yield _row("floor", plan.floor_bytes, "the smallest budget that runs")
     yield _row("recommended", plan.recommended_bytes, "every expert in memory")

@@ -473,7 +473,7 @@ def test_info_prints_the_facts_and_the_plan_in_both_forms(tiny: Path) -> None:
     assert facts["model"]["file"] == str(tiny)
     plan = facts["plan"]
     assert (plan["context_tokens"], plan["batch_tokens"], plan["threads"], plan["kv"]) == (64, 7, 3, "f32")
-    parts = ("mapped_bytes", "arena_bytes", "stack_bytes", "process_bytes")
+    parts = ("mapped_bytes", "arena_bytes", "stack_bytes", "process_bytes", "kernel_bytes")
     assert plan["total_bytes"] == sum(plan[part] for part in parts)
     text = run("info", tiny, *options).out.decode()
     for group in facts.values():

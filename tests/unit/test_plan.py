@@ -56,14 +56,16 @@ def test_the_rows_of_a_small_model_are_those_of_the_document() -> None:
     assert found.stack_bytes == 262144
     assert found.mapped_bytes == 1_003_520
     assert found.arena_bytes == up(found.kv_bytes + found.activation_bytes + found.table_bytes, 4096)
-    assert found.total_bytes == found.mapped_bytes + found.arena_bytes + 262144 + 4194304
+    own = found.mapped_bytes + found.arena_bytes + 262144
+    assert found.kernel_bytes == up(own, 2_097_152) // 512 + 2_097_152
+    assert found.total_bytes == own + 4194304 + found.kernel_bytes
     assert found.trunk_mapped_bytes == 1_003_520 - 819_200
     assert (found.residency, found.expert_slots, found.io_threads) == ("resident", 0, 0)
     assert (found.slots_bytes, found.io_stack_bytes) == (0, 0)
     assert found.recommended_bytes == found.total_bytes
     assert [name for name, _ in found.rows()] == [
         "trunk_mapped", "mapped", "kv", "activation", "table", "slot", "slots", "stack", "io_stack", "arena",
-        "process", "total", "recommended", "floor",
+        "process", "kernel", "total", "recommended", "floor",
     ]  # fmt: skip
 
 
@@ -87,7 +89,9 @@ def test_streaming_adds_the_rows_of_the_document() -> None:
     assert found.mapped_bytes == found.trunk_mapped_bytes == 1_003_520 - 819_200
     assert (found.io_threads, found.io_stack_bytes) == (2, 2 * 262_144)
     assert found.arena_bytes == up(found.kv_bytes + found.activation_bytes + found.table_bytes, 4096) + 3 * 81_920
-    assert found.total_bytes == found.mapped_bytes + found.arena_bytes + 262_144 + 2 * 262_144 + 4_194_304
+    own = found.mapped_bytes + found.arena_bytes + 262_144 + 2 * 262_144
+    assert found.kernel_bytes == up(own, 2_097_152) // 512 + 2_097_152
+    assert found.total_bytes == own + 4_194_304 + found.kernel_bytes
     assert found.recommended_bytes == resident.total_bytes
     one = plan(blocks, SIZES, PlanOptions(10, 4, 3, 2, "f32", 1000, "stream", 1, 2))
     assert found.floor_bytes == one.total_bytes < resident.total_bytes

@@ -254,7 +254,8 @@ typedef struct colibri_plan {
     uint64_t io_stack_bytes;    /* stacks of the threads that read */
     uint64_t arena_bytes;       /* kv + activation + table + slots, the one anonymous mapping */
     uint64_t process_bytes;     /* allowance for code, libc and the main stack */
-    uint64_t total_bytes;       /* mapped + arena + stacks + process: the peak, never exceeded */
+    uint64_t kernel_bytes;      /* page tables and what else a control group is charged for it */
+    uint64_t total_bytes;       /* mapped + arena + stacks + process + kernel: the peak, never exceeded */
     uint64_t floor_bytes;       /* the smallest budget that runs with these options */
     uint64_t recommended_bytes; /* the budget that keeps every expert in memory */
 } colibri_plan;

@@ -172,8 +172,9 @@ static uint64_t plan_rows(colibri_plan *p, const struct cb_shape *s,
     p->slots_bytes = p->expert_slots * s->slot_bytes;
     p->io_stack_bytes = (uint64_t)p->io_threads * CB_PLAN_STACK_BYTES;
     p->arena_bytes = cb_up(p->kv_bytes + p->activation_bytes + p->table_bytes, PAGE) + p->slots_bytes;
-    p->total_bytes = p->mapped_bytes + p->arena_bytes + p->stack_bytes + p->io_stack_bytes +
-                     p->process_bytes;
+    p->total_bytes = p->mapped_bytes + p->arena_bytes + p->stack_bytes + p->io_stack_bytes;
+    p->kernel_bytes = cb_up(p->total_bytes, CB_PLAN_TABLE_SPAN) / 512 + CB_PLAN_KERNEL_BYTES;
+    p->total_bytes += p->process_bytes + p->kernel_bytes;
     return p->total_bytes;
 }
 

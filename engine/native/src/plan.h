@@ -15,6 +15,8 @@
 #define CB_PLAN_LAYER_BYTES 1024u
 #define CB_PLAN_STACK_BYTES 262144u
 #define CB_PLAN_PROCESS_BYTES 4194304u
+#define CB_PLAN_KERNEL_BYTES 2097152u /* and one page table entry of 8 bytes for each 4 KiB */
+#define CB_PLAN_TABLE_SPAN 2097152u   /* what one page of page table maps */
 #define CB_PLAN_MERGE_BYTES 24u
 #define CB_PLAN_READER_BYTES 4096u
 #define CB_PLAN_READ_BYTES 64u /* what is known of a slot's read */

@@ -100,7 +100,8 @@ static void test_the_budget_is_a_floor(void)
     CHECK_EQUAL(plan.batch_tokens, 32);
     CHECK_EQUAL(plan.mapped_bytes, file.size);
     CHECK_EQUAL(plan.total_bytes,
-                plan.mapped_bytes + plan.arena_bytes + plan.stack_bytes + plan.process_bytes);
+                plan.mapped_bytes + plan.arena_bytes + plan.stack_bytes + plan.process_bytes +
+                    plan.kernel_bytes);
     o.budget_bytes = plan.total_bytes;
     CHECK_EQUAL(open_with(&o, &model, NULL), 0);
     colibri_model_close(model);

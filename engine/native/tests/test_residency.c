@@ -384,7 +384,7 @@ static void test_every_miss_is_one_read_and_is_counted(void)
     CHECK_EQUAL(plan.max_expert_slots, 10);
     CHECK_EQUAL(plan.slots_bytes, 4 * plan.slot_bytes);
     CHECK_EQUAL(plan.total_bytes, plan.mapped_bytes + plan.arena_bytes + plan.stack_bytes +
-                                      plan.io_stack_bytes + plan.process_bytes);
+                                      plan.io_stack_bytes + plan.process_bytes + plan.kernel_bytes);
     CHECK(report.direct_io == 1 || report.direct_io_errno != 0);
     stats.struct_size = 1;
     CHECK_EQUAL(colibri_model_residency(model, &stats), COLIBRI_ERR_STRUCT_SIZE);

@@ -229,6 +229,7 @@ static void put_plan(struct writer *w, const colibri_plan *plan)
     put_number(w, "io_stack_bytes", plan->io_stack_bytes);
     put_number(w, "arena_bytes", plan->arena_bytes);
     put_number(w, "process_bytes", plan->process_bytes);
+    put_number(w, "kernel_bytes", plan->kernel_bytes);
     put_number(w, "total_bytes", plan->total_bytes);
     put_number(w, "floor_bytes", plan->floor_bytes);
     put_number(w, "recommended_bytes", plan->recommended_bytes);
