@@ -9,6 +9,7 @@
 
 #include "../src/spec.h"
 #include "commands.h"
+#include "log.h"
 #include "model.h"
 #include "options.h"
 #include "output.h"
@@ -79,7 +80,7 @@ static void progress(struct job *job, const char *what, uint64_t done)
 
     if (!job->values.quiet && now - job->last_progress >= PROGRESS_SECONDS) {
         job->last_progress = now;
-        (void)fprintf(stderr, "install: %s %llu of %llu MiB\n", what, (unsigned long long)(done >> 20),
+        ctl_log(LOG_INFO, "install: %s %llu of %llu MiB", what, (unsigned long long)(done >> 20),
                       (unsigned long long)((uint64_t)job->in_state.st_size >> 20));
     }
 }
@@ -259,7 +260,7 @@ static int verify_copy(struct job *job)
         return ctl_fail_message(job->target, COLIBRI_ERR_ARGUMENT, "the path is too long");
     }
     if (!job->values.quiet && job->in_state.st_size >= 64 << 20) {
-        (void)fprintf(stderr, "install: verifying %lld MiB\n", (long long)job->in_state.st_size >> 20);
+        ctl_log(LOG_INFO, "install: verifying %lld MiB", (long long)job->in_state.st_size >> 20);
     }
     exit_code = ctl_model_open(NAME, path, &job->model_values, &model);
     if (exit_code == 0) {

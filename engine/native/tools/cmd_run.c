@@ -10,6 +10,7 @@
 #include "../src/spec.h"
 #include "commands.h"
 #include "generate.h"
+#include "log.h"
 #include "model.h"
 #include "options.h"
 #include "output.h"
@@ -55,9 +56,9 @@ static const struct ctl_option run_options[] = {
     { "seed", 's', CTL_U64, AT(seed), 0, 0, "S", "0",
       "same seed, same text; any number of 64 bits" },
     { "print-ids", 0, CTL_FLAG, AT(print_ids), 0, 0, NULL, NULL,
-      "print the prompt's and the generated ids on stderr" },
+      "print the prompt's and the generated ids on stderr (--log syslog: behind the text)" },
     { "logits-sha256", 0, CTL_FLAG, AT(logits_sha256), 0, 0, NULL, NULL,
-      "print the hash of the logits that chose each token on stderr" },
+      "print the hash of the logits that chose each token, likewise" },
     { "batch-split", 0, CTL_TEXT, AT(batch_split), 0, 0, "5,3|each", NULL,
       "append the prompt in pieces of these sizes, then the rest, or token by token (a test aid)" },
     { "telemetry", 0, CTL_TEXT, AT(telemetry), 0, 0, "FILE", NULL,
@@ -158,13 +159,19 @@ static int finish_text(struct stream *stream, colibri_error *error)
 
 /* ---- what is said at the end ------------------------------------------------------------- */
 
+/* Where results go that were asked for beside the text: no log may have them. */
+static FILE *beside(void)
+{
+    return ctl_log_is_syslog() ? stdout : stderr;
+}
+
 static void print_ids(const char *label, const int32_t *ids, size_t count)
 {
-    (void)fprintf(stderr, "%s:", label);
+    (void)fprintf(beside(), "%s:", label);
     for (size_t i = 0; i < count; i++) {
-        (void)fprintf(stderr, " %d", (int)ids[i]);
+        (void)fprintf(beside(), " %d", (int)ids[i]);
     }
-    (void)fprintf(stderr, "\n");
+    (void)fprintf(beside(), "\n");
 }
 
 static void print_memory(const colibri_model *model)
@@ -179,9 +186,8 @@ static void print_memory(const colibri_model *model)
     if (peak > 0) {
         (void)snprintf(text, sizeof text, "%llu", (unsigned long long)peak);
     }
-    (void)fprintf(stderr, "memory: plan_bytes=%llu vmhwm_bytes=%s locked_bytes=%llu\n",
-                  (unsigned long long)plan.total_bytes, text,
-                  (unsigned long long)report.locked_bytes);
+    ctl_log(LOG_INFO, "memory: plan_bytes=%llu vmhwm_bytes=%s locked_bytes=%llu",
+            (unsigned long long)plan.total_bytes, text, (unsigned long long)report.locked_bytes);
 }
 
 static void print_residency(const colibri_model *model)
@@ -193,14 +199,13 @@ static void print_residency(const colibri_model *model)
     if (plan.residency != COLIBRI_RESIDENCY_STREAM || colibri_model_residency(model, &s) != 0) {
         return;
     }
-    (void)fprintf(stderr,
-                  "experts: slots=%u hits=%llu misses=%llu reads=%llu read_bytes=%llu ahead=%llu "
-                  "ahead_used=%llu wait_ms=%.1f idle_ms=%.1f\n",
-                  (unsigned)plan.expert_slots, (unsigned long long)s.hits,
-                  (unsigned long long)s.misses, (unsigned long long)s.reads,
-                  (unsigned long long)s.read_bytes, (unsigned long long)s.prefetch_reads,
-                  (unsigned long long)s.prefetch_hits, 1e-6 * (double)s.io_wait_ns,
-                  1e-6 * (double)s.io_idle_ns);
+    ctl_log(LOG_INFO,
+            "experts: slots=%u hits=%llu misses=%llu reads=%llu read_bytes=%llu ahead=%llu "
+            "ahead_used=%llu wait_ms=%.1f idle_ms=%.1f",
+            (unsigned)plan.expert_slots, (unsigned long long)s.hits, (unsigned long long)s.misses,
+            (unsigned long long)s.reads, (unsigned long long)s.read_bytes,
+            (unsigned long long)s.prefetch_reads, (unsigned long long)s.prefetch_hits,
+            1e-6 * (double)s.io_wait_ns, 1e-6 * (double)s.io_idle_ns);
 }
 
 static void print_end(const struct run_values *values, const struct ctl_generation *g,
@@ -208,20 +213,22 @@ static void print_end(const struct run_values *values, const struct ctl_generati
 {
     char hex[CTL_HEX_BYTES];
 
+    if (beside() == stdout && !stream->newline_last && (values->print_ids || values->logits_sha256)) {
+        (void)putchar('\n');
+    }
     if (values->print_ids) {
         print_ids("prompt-ids", g->prompt, g->prompt_tokens);
         print_ids("ids", stream->ids, stream->count);
     }
     if (values->logits_sha256) {
         ctl_hex(g->logits_sha256, hex);
-        (void)fprintf(stderr, "logits-sha256: %s\n", hex);
+        (void)fprintf(beside(), "logits-sha256: %s\n", hex);
     }
     if (!values->quiet) {
-        (void)fprintf(stderr,
-                      "timing: prompt_tokens=%zu prompt_s=%.6f first_token_ms=%.3f generated=%u "
-                      "tok_s=%.2f\n",
-                      g->prompt_tokens, g->prompt_seconds, 1e3 * g->first_token_seconds,
-                      (unsigned)g->generated, ctl_tokens_per_second(g));
+        ctl_log(LOG_INFO,
+                "timing: prompt_tokens=%zu prompt_s=%.6f first_token_ms=%.3f generated=%u tok_s=%.2f",
+                g->prompt_tokens, g->prompt_seconds, 1e3 * g->first_token_seconds,
+                (unsigned)g->generated, ctl_tokens_per_second(g));
         print_memory(g->model);
         print_residency(g->model);
     }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "commands.h"
+#include "log.h"
 #include "model.h"
 #include "options.h"
 #include "output.h"
@@ -76,9 +77,9 @@ static int compute_and_save(const struct snapshot_values *values, colibri_model 
         exit_code = ctl_prefix_save(values->output, session);
     }
     if (exit_code == 0 && !values->quiet) {
-        (void)fprintf(stderr, "snapshot: tokens=%u bytes=%llu\n",
-                      (unsigned)colibri_session_position(session),
-                      (unsigned long long)colibri_session_snapshot_bytes(session));
+        ctl_log(LOG_INFO, "snapshot: tokens=%u bytes=%llu",
+                (unsigned)colibri_session_position(session),
+                (unsigned long long)colibri_session_snapshot_bytes(session));
     }
     colibri_session_free(session);
     return exit_code;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "commands.h"
+#include "log.h"
 #include "options.h"
 #include "output.h"
 #include "signals.h"
@@ -102,7 +103,13 @@ static bool is_test_name(const char *program)
 
 int main(int argc, char **argv)
 {
+    int exit_code;
+
     ctl_signals_init();
+    exit_code = ctl_log_environment();
+    if (exit_code != 0) {
+        return exit_code;
+    }
     if (argc > 0 && is_test_name(argv[0])) {
         return ctl_command_test(argc - 1, argv + 1);
     }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "../src/spec.h"
+#include "log.h"
 #include "output.h"
 #include "public_key.h"
 
@@ -156,10 +157,10 @@ static void warn_about_report(const colibri_model *model)
         return;
     }
     if (report.lock_message[0] != '\0') {
-        (void)fprintf(stderr, "warning: %s\n", report.lock_message);
+        ctl_log(LOG_WARNING, "%s", report.lock_message);
     }
     if (report.residency_message[0] != '\0') {
-        (void)fprintf(stderr, "warning: %s\n", report.residency_message);
+        ctl_log(LOG_WARNING, "%s", report.residency_message);
     }
 }
 
@@ -170,13 +171,13 @@ void ctl_model_print_memory(const colibri_model *model, double seconds)
     if (colibri_model_memory(model, &report) != 0 || report.guards == 0) {
         return;
     }
-    (void)fprintf(stderr,
-                  "debug-memory: guards=%u guard_bytes=%llu checks=%llu overhead_percent=%.2f "
-                  "poisoned_bytes=%llu sessions_in_use=%u\n",
-                  (unsigned)report.guards, (unsigned long long)report.guard_bytes,
-                  (unsigned long long)report.checks,
-                  seconds > 0 ? 1e-7 * (double)report.check_ns / seconds : 0.0,
-                  (unsigned long long)report.poisoned_bytes, (unsigned)report.sessions_in_use);
+    ctl_log(LOG_INFO,
+            "debug-memory: guards=%u guard_bytes=%llu checks=%llu overhead_percent=%.2f "
+            "poisoned_bytes=%llu sessions_in_use=%u",
+            (unsigned)report.guards, (unsigned long long)report.guard_bytes,
+            (unsigned long long)report.checks,
+            seconds > 0 ? 1e-7 * (double)report.check_ns / seconds : 0.0,
+            (unsigned long long)report.poisoned_bytes, (unsigned)report.sessions_in_use);
 }
 
 int ctl_model_try(const char *command, const char *path, struct ctl_model_values *values,

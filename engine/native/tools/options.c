@@ -7,10 +7,19 @@
 #include <string.h>
 
 #include "colibri.h"
+#include "log.h"
 #include "output.h"
 
 #define MAX_NAME_BYTES 32u /* longer words are compared by their beginning only */
 #define MAX_OPTIONS 64u    /* of one command, for the search of the closest name */
+
+static uint32_t log_choice;
+
+static const struct ctl_option common_options[] = {
+    { "log", 0, CTL_CHOICE, 0, 0, 0, "stderr|syslog", NULL,
+      "syslog: only results on stdout, messages to /dev/log, nothing on stderr" },
+};
+static const struct ctl_group common_group = { "Messages", common_options, 1, &log_choice };
 
 /* ---- numbers ----------------------------------------------------------------------------- */
 
@@ -190,14 +199,22 @@ const char *ctl_closest(const char *text, const char *const *names, size_t count
     return closest;
 }
 
+/* The groups of a command, and the one that all have. */
+static const struct ctl_group *group_at(const struct ctl_command *command, size_t g)
+{
+    return g < command->group_count ? &command->groups[g] : &common_group;
+}
+
 static const char *closest_option(const struct ctl_command *command, const char *text)
 {
     const char *names[MAX_OPTIONS] = { "help" };
     size_t count = 1;
 
-    for (size_t g = 0; g < command->group_count; g++) {
-        for (size_t i = 0; i < command->groups[g].count && count < MAX_OPTIONS; i++) {
-            names[count++] = command->groups[g].options[i].name;
+    for (size_t g = 0; g <= command->group_count; g++) {
+        const struct ctl_group *group = group_at(command, g);
+
+        for (size_t i = 0; i < group->count && count < MAX_OPTIONS; i++) {
+            names[count++] = group->options[i].name;
         }
     }
     return ctl_closest(text, names, count);
@@ -205,16 +222,32 @@ static const char *closest_option(const struct ctl_command *command, const char 
 
 /* ---- errors ------------------------------------------------------------------------------ */
 
+/* Words of a command line may be those of a prompt, which no log may hold. */
+static void hide_words(char *text)
+{
+    char *first = strchr(text, '\''), *last = strrchr(text, '\'');
+
+    if (first != NULL) {
+        memmove(first + 1, last > first ? last : "", last > first ? strlen(last) + 1 : 1);
+    }
+}
+
 int ctl_usage_error(const char *command, const char *format, ...)
 {
+    char text[1024];
     va_list args;
 
-    (void)fprintf(stderr, "colibrictl: %s%s", command, *command != '\0' ? ": " : "");
     va_start(args, format);
-    (void)vfprintf(stderr, format, args);
+    (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    (void)fprintf(stderr, " (error %d %s)\nTry 'colibrictl %s%s--help'.\n", COLIBRI_ERR_ARGUMENT,
-                  ctl_code_name(COLIBRI_ERR_ARGUMENT), command, *command != '\0' ? " " : "");
+    if (ctl_log_is_syslog()) {
+        hide_words(text);
+    }
+    ctl_log(LOG_ERR, "%s%s%s (error %d %s)", command, *command != '\0' ? ": " : "", text,
+            COLIBRI_ERR_ARGUMENT, ctl_code_name(COLIBRI_ERR_ARGUMENT));
+    if (!ctl_log_is_syslog()) {
+        ctl_log(LOG_INFO, "Try 'colibrictl %s%s--help'.", command, *command != '\0' ? " " : "");
+    }
     return COLIBRI_ERR_ARGUMENT;
 }
 
@@ -387,10 +420,12 @@ static void print_help(const struct ctl_command *command)
 {
     (void)printf("usage: colibrictl %s %s\n\n%s\n", command->name, command->synopsis,
                  command->summary);
-    for (size_t g = 0; g < command->group_count; g++) {
-        (void)printf("\n%s:\n", command->groups[g].title);
-        for (size_t i = 0; i < command->groups[g].count; i++) {
-            print_option(&command->groups[g].options[i]);
+    for (size_t g = 0; g <= command->group_count; g++) {
+        const struct ctl_group *group = group_at(command, g);
+
+        (void)printf("\n%s:\n", group->title);
+        for (size_t i = 0; i < group->count; i++) {
+            print_option(&group->options[i]);
         }
     }
     (void)printf("\n  -h, --help                     this text\n");
@@ -414,8 +449,8 @@ static const struct ctl_option *find_option(const struct ctl_command *command, c
                                             size_t length, char letter,
                                             const struct ctl_group **group)
 {
-    for (size_t g = 0; g < command->group_count; g++) {
-        *group = &command->groups[g];
+    for (size_t g = 0; g <= command->group_count; g++) {
+        *group = group_at(command, g);
         for (size_t i = 0; i < (*group)->count; i++) {
             const struct ctl_option *option = &(*group)->options[i];
             bool equal = letter != '\0' ? option->letter == letter
@@ -434,6 +469,8 @@ static const struct ctl_option *find_option(const struct ctl_command *command, c
 static int take_option(struct cursor *at, const struct ctl_group *group,
                        const struct ctl_option *option, const char *attached)
 {
+    int code;
+
     if (option->kind == CTL_FLAG) {
         if (attached != NULL) {
             return ctl_usage_error(at->command->name, "--%s takes no value, got '%s'", option->name,
@@ -448,7 +485,9 @@ static int take_option(struct cursor *at, const struct ctl_group *group,
         }
         attached = at->argv[at->next++];
     }
-    return store(at->command, group, option, attached);
+    code = store(at->command, group, option, attached);
+    ctl_log_open("colibrictl", log_choice != 0);
+    return code;
 }
 
 static int take_long(struct cursor *at, const char *argument)
@@ -463,7 +502,7 @@ static int take_long(struct cursor *at, const char *argument)
 
         (void)snprintf(word, sizeof word, "%.*s", length > MAX_NAME_BYTES ? (int)MAX_NAME_BYTES
                                                                          : (int)length, name);
-        return ctl_usage_error(at->command->name, "unknown option --%s; the closest one is --%s",
+        return ctl_usage_error(at->command->name, "unknown option '--%s'; the closest one is --%s",
                                word, closest_option(at->command, word));
     }
     return take_option(at, group, option, name[length] == '=' ? name + length + 1 : NULL);
@@ -475,7 +514,7 @@ static int take_short(struct cursor *at, const char *argument)
     const struct ctl_option *option = find_option(at->command, NULL, 0, argument[1], &group);
 
     if (option == NULL) {
-        return ctl_usage_error(at->command->name, "unknown option %s; the closest one is --%s",
+        return ctl_usage_error(at->command->name, "unknown option '%s'; the closest one is --%s",
                                argument, closest_option(at->command, argument + 1));
     }
     return take_option(at, group, option, argument[2] != '\0' ? argument + 2 : NULL);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "../src/spec.h"
+#include "log.h"
 #include "options.h"
 #include "signals.h"
 
@@ -31,31 +32,16 @@ const char *ctl_code_name(int code)
     }
 }
 
-/* File names come from anywhere: no byte of them may steer the terminal. */
-static void print_safely(const char *text)
-{
-    for (; *text != '\0'; text++) {
-        unsigned char c = (unsigned char)*text;
-        bool c1 = c == 0xC2 && (unsigned char)text[1] >= 0x80 && (unsigned char)text[1] < 0xA0;
-
-        if (c1) {
-            text++;
-        }
-        (void)fputc(c1 || c < 0x20 || c == 0x7F ? '?' : c, stderr);
-    }
-}
-
 int ctl_fail(const char *thing, const colibri_error *error)
 {
-    (void)fprintf(stderr, "colibrictl: ");
-    print_safely(thing);
-    (void)fprintf(stderr, ": ");
-    print_safely(error->message[0] != '\0' ? error->message : colibri_strerror(error->code));
-    (void)fprintf(stderr, " (error %d %s", (int)error->code, ctl_code_name(error->code));
+    char offset[40] = "";
+
     if (error->offset >= 0) {
-        (void)fprintf(stderr, ", file offset %lld", (long long)error->offset);
+        (void)snprintf(offset, sizeof offset, ", file offset %lld", (long long)error->offset);
     }
-    (void)fprintf(stderr, ")\n");
+    ctl_log(LOG_ERR, "%s: %s (error %d %s%s)", thing,
+            error->message[0] != '\0' ? error->message : colibri_strerror(error->code),
+            (int)error->code, ctl_code_name(error->code), offset);
     return colibri_exit_code(error->code);
 }
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "colibri.h"
+#include "log.h"
 #include "output.h"
 
 #define PERMISSION_BITS 0666u /* neither execution nor set-user-id: a model is data */
@@ -31,15 +32,10 @@ static const int stop_signals[] = { SIGINT, SIGTERM, SIGHUP };
  * cancelled, so the process ends here. */
 static void on_stop(int number)
 {
-    static const char message[] = "colibrictl: interrupted; nothing was changed (error -62 cancelled)\n";
-
     if (watched.active) {
-        ssize_t done;
-
         (void)unlinkat(watched.folder, watched.names[0], 0);
         (void)unlinkat(watched.folder, watched.names[1], 0);
-        done = write(STDERR_FILENO, message, sizeof message - 1);
-        (void)done;
+        ctl_log_text(LOG_ERR, "interrupted; nothing was changed (error -62 cancelled)");
     }
     (void)number;
     _exit(1);
@@ -180,8 +176,8 @@ static int remove_leftover(const struct ctl_place *place, const char *target, co
         return ctl_fail_message(target, COLIBRI_ERR_IO, "cannot remove %s, left by an interrupted install: %s",
                                 name, strerror(errno));
     }
-    (void)fprintf(stderr, "install: removed %s (%lld bytes), left by an interrupted install\n", name,
-                  (long long)found.st_size);
+    ctl_log(LOG_NOTICE, "install: removed %s (%lld bytes), left by an interrupted install", name,
+            (long long)found.st_size);
     return 0;
 }
 
@@ -284,8 +280,8 @@ int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd)
     if (place->replaces && fstat(fd, &now) == 0 &&
         (now.st_uid != place->old.st_uid || now.st_gid != place->old.st_gid) &&
         fchown(fd, place->old.st_uid, place->old.st_gid) != 0) {
-        (void)fprintf(stderr, "warning: %s: cannot keep owner %u and group %u of the old model: %s\n", thing,
-                      (unsigned)place->old.st_uid, (unsigned)place->old.st_gid, strerror(errno));
+        ctl_log(LOG_WARNING, "%s: cannot keep owner %u and group %u of the old model: %s", thing,
+                (unsigned)place->old.st_uid, (unsigned)place->old.st_gid, strerror(errno));
     }
     if (fchmod(fd, mode) != 0) {
         return ctl_fail_message(thing, COLIBRI_ERR_IO, "cannot set permissions %03o: %s", (unsigned)mode,

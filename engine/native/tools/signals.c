@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "log.h"
+
 #define EXIT_TAMPERED 3 /* exit code of [exit_codes] tampered in engine/spec/format.toml */
 
 /* The one global of the commands: a handler has no other way to its session. */
@@ -20,12 +22,8 @@ static struct {
  * cannot go on, because the instruction that failed would run again. */
 static void on_bus_error(int number)
 {
-    static const char message[] =
-        "colibrictl: model file shrank while mapped (or its storage failed): replace model files by "
-        "rename, never in place (error -4 truncated)\n";
-    ssize_t done = write(STDERR_FILENO, message, sizeof message - 1);
-
-    (void)done;
+    ctl_log_text(LOG_ERR, "model file shrank while mapped (or its storage failed): replace model files "
+                          "by rename, never in place (error -4 truncated)");
     (void)number;
     _exit(EXIT_TAMPERED);
 }

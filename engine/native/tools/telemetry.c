@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "log.h"
 #include "output.h"
 #include "placing.h"
 
@@ -63,11 +64,11 @@ static void print_json(FILE *out, const colibri_model *model)
     }
     (void)fprintf(out, "\n], \"hot\": %u}\n", (unsigned)hot);
     if (hot > 0) {
-        (void)fprintf(stderr,
-                      "warning: experts used above 300 %% of the mean: %u, most of all layer %u "
-                      "expert %u at %u %%; run colibri calibrate on a text of today\n",
-                      (unsigned)hot, (unsigned)worst.layer, (unsigned)worst.hottest,
-                      (unsigned)worst.hottest_percent);
+        ctl_log(LOG_WARNING,
+                "experts used above 300 %% of the mean: %u, most of all layer %u expert %u at %u %%; "
+                "run colibri calibrate on a text of today",
+                (unsigned)hot, (unsigned)worst.layer, (unsigned)worst.hottest,
+                (unsigned)worst.hottest_percent);
     }
 }
 
