@@ -276,8 +276,8 @@ def test_mutated_files_never_crash_the_reader(tiny: Path, tmp_path: Path) -> Non
 USAGE = {
     "no command": ((), "a command is missing"),
     "unknown command": (("rum",), "unknown command 'rum'; the closest one is 'run'"),
-    "unknown option": (("run", "MODEL", "--temprature=1"), "unknown option --temprature; the closest one is --temp"),
-    "unknown short option": (("run", "MODEL", "-Z"), "unknown option -Z"),
+    "unknown option": (("run", "MODEL", "--temprature=1"), "unknown option '--temprature'; the closest one is --temp"),
+    "unknown short option": (("run", "MODEL", "-Z"), "unknown option '-Z'"),
     "no model": (("run", "-p", "x"), "MODEL is missing"),
     "no prompt": (("run", "MODEL"), "there is no prompt"),
     "two prompts": (("run", "MODEL", "-p", "x", "--ids", "1"), "there are 2 prompts"),
