@@ -60,6 +60,8 @@ MAX_PROVENANCE_BYTES = 1048576  # licence texts and digests; never parsed on the
 MAX_CALIBRATION_BYTES = 67108864  # counts and co-occurrence of 512 x 1024 experts, sparse
 MAX_CALIBRATION_FOLLOWERS = 8  # pairs per expert: 512 x 1024 experts then need 36 MB; what a look-ahead may fetch is fewer
 MAX_SIGNATURE_BYTES = 4096  # one page
+MAX_GOLDEN_BYTES = 1048576  # MODEL.golden.json: with the ids in it 3 MiB on the device, inside the 4 MiB of a process
+MAX_GOLDEN_CASES = 64  # prompts of MODEL.golden.json; a boot gate runs them all
 MAX_FILE_BYTES = 4611686018427387904  # 2^62: sums of two offsets cannot overflow u64 or i64
 
 MAX_THREADS = 64  # cores of the largest board; bounds per-thread tables in the model
