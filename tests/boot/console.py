@@ -8,6 +8,7 @@ board behind a serial program works the same way, and so does the fake guest of 
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -192,6 +193,12 @@ class Console:
         if index <= len(watched):
             self._raise_crash(what, str(self._child.match.group(0)))
         raise ConsoleTimeout(f"waiting for {what}: still there after {timeout:.0f} s", self.log_path)
+
+    def kill(self) -> None:
+        """End the process without a warning, as a power cut does, and wait until it is gone."""
+        self._child.kill(signal.SIGKILL)
+        self._child.wait()
+        self._log.flush()
 
     def close(self) -> None:
         """End the process if it still runs, and close the log."""

@@ -8,13 +8,35 @@ chooses what goes wrong:
     healthy  nothing                    silent   never prints anything
     panic    the kernel panics at boot  dies     ends before the login
     echo     repeats what is typed, but runs nothing
+    noisy    healthy, with kernel messages, garbage and old output between all characters
 """
 
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
+
+NOISE = (
+    b"\r\n[   12.345678] virtio_blk virtio0: [vda] 16384 512-byte logical blocks\r\n",
+    b"0123456789abcdef0123456789abcdef>0.\r\n",  # what the end of a command looks like
+    b"deadbeefdeadbeef[1 2]deadbeefdeadbeef\r\n",
+    b"QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo=\r\n",
+    b"login: ",
+    b"# ",
+)
+
+
+def make_noise() -> None:
+    """Write rubbish to the terminal until the guest has ended."""
+    source = random.Random(1)
+    try:
+        while os.getppid() != 1:
+            os.write(1, source.choice((*NOISE, source.randbytes(12))))
+            time.sleep(source.uniform(0.002, 0.02))
+    except OSError:
+        pass
 
 
 def main() -> None:
@@ -38,6 +60,9 @@ def main() -> None:
         for line in sys.stdin:
             print(line, end="", flush=True)
         return
+    if behaviour == "noisy" and os.fork() == 0:
+        make_noise()
+        os._exit(0)
     os.execvp("sh", ["sh"])
 
 

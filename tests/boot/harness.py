@@ -10,15 +10,22 @@ An image folder holds fixed names, whoever built it:
                                             "colibri-models", read-only); may be missing
     board.toml                              a board file (see configs/boards/)
 
+docs/testing.md describes the layout for those who build images.
+
 Every command ends in a marker made of random numbers which the echo of the typed line cannot
 contain, with the exit code in the same match. A guest that died, crashed or answers something
 else raises; there is no way to pass without the guest's own answer.
+
+Kernel messages and other noise may come in between at any character. A marker that noise has
+broken is asked for again, and what `value`, `capture` and `read_file` bring over is checked and
+fetched again until it is whole; `run` and `output` return the console's text as it came.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 import secrets
 import shlex
@@ -63,8 +70,14 @@ MODELS_SERIAL = "colibri-models"
 BOOT_SECONDS = 180.0
 COMMAND_SECONDS = 120.0
 _SYNC_SECONDS = 20.0
+_PROMPT_SECONDS = 30.0  # a prompt that does not come may have been broken by noise
 _SYNC_TRIES = 6
 _UPLOAD_CHUNK = 1024  # bytes per typed line, before base64; leaves room for a long path
+_FETCH_CHUNK = 1536  # bytes that are fetched at once when noise has broken a whole file
+_FETCH_TRIES = 40
+# A lost end marker is asked for again after this time, then each time after three times as long: what
+# is typed while a command runs waits in a buffer of 4096 characters.
+_ASK_AGAIN_SECONDS = 20.0
 _INITRAMFS = ("rootfs.cpio", "rootfs.cpio.gz", "rootfs.cpio.xz", "rootfs.cpio.zst")
 _DISK_TYPES = ("erofs", "squashfs", "ext4")
 _PROMPT = r"[#$] (?:\x1b\[6n)?$"
@@ -249,34 +262,81 @@ class Shell:
         timeout: float = COMMAND_SECONDS,
         check: bool = False,
         allow: Sequence[str] = (),
+        noise: bool = False,
     ) -> Result:
         """Run a command and return its output and exit code.
 
         timeout: seconds; check: another exit code than 0 raises CommandFailed; allow: names of
-        console.CRASH_PATTERNS that the command provokes on purpose.
+        console.CRASH_PATTERNS that the command provokes on purpose; noise: the caller does not
+        rely on the output, its begin may be lost.
         """
         left, right = secrets.token_hex(8), secrets.token_hex(8)
         self.console.note(f"$ {command}")
         # The quotes split the marker in what is typed, so that no echo can match it. eval keeps
         # a syntax error inside, /dev/null keeps the command from eating the next line.
+        ask = f"printf '\\n%s%s>%d.\\n' '{left}' '{right}' \"$harness_code\"\n"
         self.console.send(
             f"printf '%s%s<\\n' '{left}' '{right}'; eval {shlex.quote(command)} </dev/null\n"
-            f"printf '\\n%s%s>%d.\\n' '{left}' '{right}' \"$?\"\n"
+            f"harness_code=$?; {ask}"
         )
         marker = left + right
-        match = self.console.expect(
-            rf"(?s){marker}<\r*\n(.*?)\r*\n{marker}>(\d+)\.\r*\n",
-            timeout=timeout,
-            what=f"{_shorten(command)!r} to end",
-            allow=allow,
-        )
-        result = Result(command, _unix_lines(match.group(1)), int(match.group(2)))
+        text, code = self._until_end(marker, ask, timeout, f"{_shorten(command)!r} to end", allow)
+        begin = re.search(rf"{marker}<\r*\n", text)
+        if begin is None and not noise:
+            raise UnexpectedOutput(f"the begin of the output of {_shorten(command)!r} is lost", self.console.log_path)
+        printed = text[begin.end() :] if begin is not None else text
+        result = Result(command, _unix_lines(re.sub(r"\r*\n\Z", "", printed)), code)
         if check and result.exit_code != 0:
             raise CommandFailed(
                 f"{_shorten(command)!r} ended with exit code {result.exit_code}: {result.output.strip()[-400:]}",
                 self.console.log_path,
             )
         return result
+
+    def _until_end(
+        self, marker: str, ask: str, timeout: float, what: str, allow: Sequence[str]
+    ) -> tuple[str, int]:
+        """What came before the end marker, and the exit code in it; asks again when it does not come."""
+        deadline = time.monotonic() + timeout
+        patience = _ASK_AGAIN_SECONDS
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                match = self.console.expect(
+                    rf"(?s)(.*?){marker}>(\d+)\.\r*\n", timeout=max(0.0, min(left, patience)), what=what, allow=allow
+                )
+            except ConsoleTimeout as error:
+                if left > patience:
+                    self.console.send(ask)
+                    patience *= 3
+                    continue
+                raise ConsoleTimeout(f"waiting for {what}: nothing after {timeout:.0f} s", error.log_path) from None
+            return match.group(1), int(match.group(2))
+
+    def value(self, command: str, pattern: str, *, timeout: float = COMMAND_SECONDS) -> str:
+        """One line that a command prints and that matches a pattern, whatever noise there is.
+
+        pattern: a regular expression for the whole line, without groups.
+        """
+        for _ in range(_FETCH_TRIES):
+            left, right = secrets.token_hex(4), secrets.token_hex(4)
+            frame = f"printf '%s%s[%s]%s%s\\n' '{left}' '{right}' \"$v\" '{left}' '{right}'"
+            text = self.run(f"v=$({command}) && {frame}", timeout=timeout, check=True, noise=True).output
+            mark = left + right
+            match = re.search(rf"{mark}\[({pattern})\]{mark}", text)
+            if match is not None:
+                return match.group(1)
+            if f"{mark}[" in text and f"]{mark}" in text and not self._noisy(text, mark):
+                break
+        raise UnexpectedOutput(
+            f"{_shorten(command)!r} printed nothing that matches {pattern!r}: {text.strip()[-200:]!r}",
+            self.console.log_path,
+        )
+
+    @staticmethod
+    def _noisy(text: str, mark: str) -> bool:
+        """Whether there is more on the line than the framed value."""
+        return re.fullmatch(rf"\s*{mark}\[[^\n]*\]{mark}\s*", text) is None
 
     def output(self, command: str, *, timeout: float = COMMAND_SECONDS) -> str:
         """The output, without the last line's end, of a command that must succeed."""
@@ -289,7 +349,7 @@ class Shell:
         goes another way.
         """
         out, err = "/tmp/.captured.out", "/tmp/.captured.err"
-        result = self.run(f"{{ {command}\n}} >{out} 2>{err}", timeout=timeout, allow=allow)
+        result = self.run(f"{{ {command}\n}} >{out} 2>{err}", timeout=timeout, allow=allow, noise=True)
         stdout, stderr = self.read_file(out), self.read_file(err)
         text = stderr.decode("utf-8", errors="replace")
         return Captured(command, stdout, text, result.exit_code)
@@ -297,15 +357,26 @@ class Shell:
     def read_file(self, path: str) -> bytes:
         """The contents of a file of the guest."""
         quoted = shlex.quote(path)
-        size = int(self.output(f"wc -c <{quoted}"))
-        encoded = self.run(f"base64 {quoted}", check=True).output
-        try:
-            data = base64.b64decode("".join(encoded.split()), validate=True)
-        except binascii.Error as error:
-            raise UnexpectedOutput(f"reading {path}: not base64 ({error})", self.console.log_path) from error
-        if len(data) != size:
-            raise UnexpectedOutput(f"reading {path}: {len(data)} of {size} bytes came over", self.console.log_path)
+        facts = self.value(f"echo $(wc -c <{quoted}) $(sha256sum <{quoted})", r"\d+ [0-9a-f]{64} +-").split()
+        size, digest = int(facts[0]), facts[1]
+        data = _decoded(self.run(f"base64 {quoted}", check=True, noise=True).output)
+        if data is None or (len(data), hashlib.sha256(data).hexdigest()) != (size, digest):
+            self.console.note(f"{path} came over broken; fetching it in pieces")
+            data = b"".join(self._fetch(quoted, at, size) for at in range(0, size, _FETCH_CHUNK))
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise UnexpectedOutput(f"reading {path}: another hash than in the guest", self.console.log_path)
         return data
+
+    def _fetch(self, quoted: str, at: int, size: int) -> bytes:
+        """One piece of a file; noise adds characters and never exchanges any, so the length tells."""
+        wanted = min(_FETCH_CHUNK, size - at)
+        piece = f"dd if={quoted} bs={_FETCH_CHUNK} skip={at // _FETCH_CHUNK} count=1 2>/dev/null"
+        command = f"{piece} | base64 | tr -d '\\n'"
+        for _ in range(_FETCH_TRIES):
+            data = _decoded(self.value(command, r"[A-Za-z0-9+/=]*"))
+            if data is not None and len(data) == wanted:
+                return data
+        raise UnexpectedOutput(f"reading {quoted}: the piece at byte {at} never came whole", self.console.log_path)
 
     def read_file_part(self, path: str, size: int) -> bytes:
         """The first `size` bytes of a file of the guest."""
@@ -324,15 +395,23 @@ class Shell:
             f"base64 -d {quoted}.b64 >{quoted} && rm {quoted}.b64 && chmod {mode} {quoted}",
             check=True,
         )
-        if (size := int(self.output(f"wc -c <{quoted}"))) != len(data):
+        if (size := int(self.value(f"wc -c <{quoted}", r" *\d+"))) != len(data):
             raise UnexpectedOutput(f"writing {path}: {size} of {len(data)} bytes arrived", self.console.log_path)
 
     def prove_alive(self) -> None:
         """Have the guest compute something that nobody else on the line knows."""
         first, second = secrets.randbelow(30000) + 2, secrets.randbelow(30000) + 2
-        answer = self.output(f"echo $(({first} * {second}))")
+        answer = self.value(f"echo $(({first} * {second}))", r"\d+")
         if answer != str(first * second):
             raise UnexpectedOutput(f"the guest says {first} * {second} = {answer!r}", self.console.log_path)
+
+
+def _decoded(text: str) -> bytes | None:
+    """What base64 text says; None when it is not base64."""
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        return None
 
 
 def _unix_lines(text: str) -> str:
@@ -377,7 +456,7 @@ class Machine:
         self._console.tee(tee)
         self._console.note(shlex.join(command))
         try:
-            self._console.expect(r"login: ", timeout=BOOT_SECONDS, what="the login prompt")
+            self._expect_asking(r"login: ", "\n", BOOT_SECONDS, "the login prompt")
             self.boot_seconds = time.monotonic() - started
             self._console.tee(None)
             shell = self._log_in()
@@ -392,10 +471,8 @@ class Machine:
 
     def _log_in(self) -> Shell:
         self.console.send(f"{self.user}\n")
-        match = self.console.expect(
-            rf"Password: ?|Login incorrect|{_PROMPT}",
-            timeout=COMMAND_SECONDS,
-            what="the shell's prompt",
+        match = self._expect_asking(
+            rf"Password: ?|Login incorrect|{_PROMPT}", "\n", COMMAND_SECONDS, "the shell's prompt"
         )
         if not re.match(r"[#$]", match.group(0)):
             raise BootFailure(
@@ -405,6 +482,18 @@ class Machine:
         shell = Shell(self.console)
         shell.synchronise(interrupt=False)
         return shell
+
+    def _expect_asking(self, pattern: str, typed: str, timeout: float, what: str) -> re.Match[str]:
+        """Wait for a pattern; type something now and then, in case noise has broken it."""
+        deadline = time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self.console.expect(pattern, timeout=max(0.0, min(left, _PROMPT_SECONDS)), what=what)
+            except ConsoleTimeout as error:
+                if left <= _PROMPT_SECONDS:
+                    raise ConsoleTimeout(f"waiting for {what}: nothing after {timeout:.0f} s", error.log_path) from None
+                self.console.send(typed)
 
     def alive(self) -> bool:
         """Whether it runs."""
@@ -416,6 +505,11 @@ class Machine:
         self.console.send("poweroff\n")
         self.console.expect(r"reboot: Power down", timeout=COMMAND_SECONDS, what="the kernel's power-off message")
         return self.console.expect_end(timeout=COMMAND_SECONDS, what="the machine to go off")
+
+    def cut_power(self) -> None:
+        """Kill QEMU at once: nothing of it runs on, nothing is written any more."""
+        self.console.note("power cut")
+        self.console.kill()
 
     def close(self) -> None:
         """Switch it off the hard way; harmless when it is off already."""

@@ -127,6 +127,53 @@ def test_the_typed_line_does_not_contain_what_is_waited_for(fake_machine: FakeMa
     assert shell.run("false", timeout=10).exit_code == 1
 
 
+def test_answers_come_whole_through_noise(
+    fake_machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "_ASK_AGAIN_SECONDS", 2.0)
+    noisy = fake_machine("noisy").start()
+    path = tmp_path / "data"
+    path.write_bytes(bytes(range(256)) * 40)
+    for number in range(10):
+        assert noisy.value(f"echo {number} {number}", r"\d+ \d+") == f"{number} {number}"
+    assert noisy.read_file(str(path)) == path.read_bytes()
+    captured = noisy.capture("printf 'exact\\n'; printf 'text' >&2; (exit 4)")
+    assert (captured.stdout, captured.stderr, captured.exit_code) == (b"exact\n", "text", 4)
+    noisy.prove_alive()
+
+
+def test_a_file_that_came_over_broken_is_fetched_in_pieces(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(range(251)) * 40)
+    # A kernel message lands in the middle of the first transfer.
+    spoil = "unset -f base64; command base64 \"$@\" | sed '3s/^/[ 1.0] usb 1-1: new device/'"
+    shell.run(f"base64() {{ {spoil}; }}", check=True)
+    assert shell.read_file(str(path)) == path.read_bytes()
+    assert "in pieces" in shell.console.log_path.read_text()
+
+
+def test_a_lost_end_marker_is_asked_for_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "_ASK_AGAIN_SECONDS", 0.3)
+    # The first end marker comes out broken, as if a kernel message had cut it.
+    broken = """printf() { unset -f printf; command printf '%s' "$2"; echo ' [ 1.0] noise'; }"""
+    assert shell.run(broken, timeout=20).exit_code == 0
+    shell.prove_alive()
+
+
+def test_a_value_of_another_form_is_an_error(shell: Shell) -> None:
+    with pytest.raises(UnexpectedOutput, match="printed nothing that matches"):
+        shell.value("echo many", r"\d+")
+
+
+def test_a_power_cut_leaves_no_process(fake_machine: FakeMachine) -> None:
+    machine = fake_machine("healthy")
+    shell = machine.start()
+    machine.cut_power()
+    assert not machine.alive()
+    with pytest.raises(MachineDied):
+        shell.run("true", timeout=10)
+
+
 def test_a_panic_at_boot_is_reported_as_a_crash(fake_machine: FakeMachine) -> None:
     with pytest.raises(KernelCrash, match=r"Kernel panic - not syncing: VFS: no root[\s\S]*panic\.log"):
         fake_machine("panic").start()
