@@ -2,6 +2,7 @@
 /*
  * The compression function exists in plain C and with the SHA instructions of x86-64 and AArch64,
  * which hash five to ten times faster: the difference between verifying a model and not bothering.
+ * COLIBRI_SHA256_PORTABLE leaves them out: what a CPU without them does, measured on one that has them.
  */
 #include "sha256.h"
 
@@ -109,7 +110,9 @@ void cb_sha256_portable(uint32_t state[8], const uint8_t *data, size_t blocks)
  * messages side by side fill those waits: together they take little longer than one alone. One text,
  * for one or two lanes; the words of a lane move through w[0..3] by name, so they stay in registers.
  */
-#if defined(__x86_64__)
+#if defined(COLIBRI_SHA256_PORTABLE)
+/* plain C only */
+#elif defined(__x86_64__)
 #define SHA_TARGET __attribute__((target("sha,sse4.1,ssse3")))
 #define SHA_INLINE SHA_TARGET static inline __attribute__((always_inline))
 
