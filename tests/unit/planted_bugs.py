@@ -4,9 +4,10 @@
     build/venv/bin/python tests/unit/planted_bugs.py [--only NAME]
 
 Each bug is a small change of one C file: a wrong expert, a wrong scale, a wrong position, another
-order of a sum, a fused product, a mistake that only some threads or some batches see. The copy is
-compiled, and tests/unit/test_onebit.py runs on it; it must fail with a comparison, for every bug,
-and must pass for the copy without one. Exit code 0 means that all were found.
+order of a sum, a fused product, a mistake that only some threads or some batches see; or, in what
+streams experts, a slot that is not given back, a hash that is not compared. The copy is compiled, and
+tests/unit/test_onebit.py or a C test program runs on it; it must fail with a comparison, for every
+bug, and must pass for the copy without one. Exit code 0 means that all were found.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 NATIVE = REPOSITORY / "engine" / "native"
 COMPILER = os.environ.get("CC", "gcc")
+RESIDENCY = "test_residency"
 COMMON = "ref and (every_kind_of_records or threads_batches) and (mixtral or window_tied) and not mixtral_f32"
 
 
@@ -37,7 +39,7 @@ class Bug:
     file: str
     old: str
     new: str
-    tests: str = COMMON
+    tests: str = COMMON  # of test_onebit.py, or the name of a C test program
     count: int = 1
 
 
@@ -135,6 +137,76 @@ BUGS = (
         "scores[i] += 0.0f * l->selection_bias[i];",
         "ref and every_kind_of_records and lfm2",
     ),
+    Bug(
+        "read of another expert",
+        "src/residency.c",
+        "read->offset = l->expert_offset + expert * l->expert_stride;",
+        "read->offset = l->expert_offset + (expert ^ (layer & 1)) * l->expert_stride;",
+        RESIDENCY,
+    ),
+    Bug(
+        "reads are not verified",
+        "src/residency.c",
+        "    cb_cache_pin(&r->cache, slot);\n    r->in_flight++;",
+        "    read->verify = 0;\n    cb_cache_pin(&r->cache, slot);\n    r->in_flight++;",
+        RESIDENCY,
+    ),
+    Bug(
+        "an expert that is read again is not hashed again",
+        "src/residency.c",
+        "else if (r->verify != COLIBRI_VERIFY_FIRST)",
+        "else if (r->verify == COLIBRI_VERIFY_FIRST)",
+        RESIDENCY,
+    ),
+    Bug(
+        "logits are shown before the verdicts are in",
+        "src/residency.c",
+        "if (!cb_is_streamed(p->m) || (code != 0",
+        "if (p->m != NULL || (code != 0",
+        RESIDENCY,
+    ),
+    Bug(
+        "an expert is computed before it is there",
+        "src/residency.c",
+        "atomic_load_explicit(&r->reads[n->slot].loaded, memory_order_acquire))",
+        "r->reads != NULL)",
+        RESIDENCY,
+    ),
+    Bug(
+        "slots are not given back",
+        "src/residency.c",
+        "        if (n->state != CB_NEED_MISSING)\n            cb_cache_unpin(&r->cache, n->slot);",
+        "        if (n->state == CB_NEED_MISSING)\n            cb_cache_unpin(&r->cache, n->slot);",
+        RESIDENCY,
+    ),
+    Bug(
+        "a file that was replaced is not opened again",
+        "src/residency.c",
+        "    r->suspect = 0;\n    if (!cb_reader_reopen",
+        "    r->suspect = 0;\n    if (1 || !cb_reader_reopen",
+        RESIDENCY,
+    ),
+    Bug(
+        "guards stay open",
+        "src/residency.c",
+        "cb_protect(p->m->file.base + from, (size_t)(to - from), readable)",
+        "cb_protect(p->m->file.base + from, (size_t)(to - from), readable | 1)",
+        RESIDENCY,
+    ),
+    Bug(
+        "a miss that is not counted",
+        "src/residency.c",
+        "            r->stats.misses++;",
+        "            r->stats.misses += layer != 0;",
+        RESIDENCY,
+    ),
+    Bug(
+        "a slot more than the budget holds",
+        "src/plan.c",
+        "if (total_with(p, s, sizes, COLIBRI_RESIDENCY_STREAM, middle) <= budget)",
+        "if (total_with(p, s, sizes, COLIBRI_RESIDENCY_STREAM, middle - 1) <= budget)",
+        RESIDENCY,
+    ),
 )
 
 
@@ -164,6 +236,18 @@ def compile_library(native: Path, objects: Path, library: Path, changed: str | N
             subprocess.run([COMPILER, *flags, *includes, "-c", str(source), "-o", str(target)], check=True)
     parts = sorted(str(path) for path in objects.glob("*.o"))
     subprocess.run([COMPILER, "-shared", "-pthread", *parts, "-o", str(library), "-lm"], check=True)
+
+
+def run_c_test(work: Path, name: str) -> tuple[int, str]:
+    """Exit code and output of a C test program, linked with the copy."""
+    program = work / name
+    includes = [f"-I{work / 'native' / folder}" for folder in ("include", "src", "kernels")]
+    source = NATIVE / "tests" / f"{name}.c"
+    flags = ["-std=c11", "-O1", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-pthread"]
+    parts = sorted(str(path) for path in (work / "objects").glob("*.o"))
+    subprocess.run([COMPILER, *flags, *includes, str(source), *parts, "-o", str(program), "-lm"], check=True)
+    result = subprocess.run([str(program)], cwd=work, capture_output=True, text=True, check=False, timeout=300)
+    return result.returncode, result.stdout + result.stderr
 
 
 def run_tests(library: Path, tests: str) -> tuple[int, str]:
@@ -197,12 +281,13 @@ def check(bug: Bug, work: Path) -> bool:
     saved = plant(bug, native)
     try:
         compile_library(native, objects, library, bug.file)
-        code, output = run_tests(library, bug.tests)
+        is_c_test = bug.tests.startswith("test_")
+        code, output = run_c_test(work, bug.tests) if is_c_test else run_tests(library, bug.tests)
     finally:
         (native / bug.file).write_text(saved, encoding="utf-8")
         compile_library(native, objects, library, bug.file)
     # A failed comparison, not a broken build, a crash or an error of the engine.
-    found = code == 1 and re.search(r"^E +(AssertionError|assert)", output, re.MULTILINE) is not None
+    found = code == 1 and re.search(r"^(E +(AssertionError|assert)|FAIL )", output, re.MULTILINE) is not None
     print(f"  {'found ' if found else 'MISSED'} {bug.name} ({time.monotonic() - start:.1f} s)", flush=True)
     if not found:
         print("\n".join(output.splitlines()[-25:]))
@@ -221,6 +306,8 @@ def main() -> int:
         (work / "objects").mkdir()
         compile_library(work / "native", work / "objects", work / "planted.so", None)
         code, output = run_tests(work / "planted.so", COMMON)
+        if not code:
+            code, output = run_c_test(work, RESIDENCY)
         if code:
             print(output)
             print("planted_bugs: the engine without a planted bug does not pass; fix that first")
