@@ -37,6 +37,7 @@ ALLOWED_SYMBOLS = {
     "pthread_condattr_setclock pthread_condattr_destroy pthread_sigmask pthread_self sigfillset sigdelset "
     "sched_yield sched_getaffinity __sched_cpucount pthread_setname_np",
     "how long storage has not answered": "clock_gettime",
+    "prctl, seccomp, Landlock": "syscall",
     "strings": "memcpy memmove memset memcmp memchr strcpy strlen strcmp strncmp strchr strstr strerror strerror_r "
     "__xpg_strerror_r snprintf vsnprintf explicit_bzero",
     "processor and errors": "getauxval __errno_location __tls_get_addr",

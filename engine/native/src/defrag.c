@@ -9,6 +9,7 @@
 #include "common.h"
 #include "error.h"
 #include "model.h"
+#include "sandbox.h"
 
 /* Each expert that lies behind an empty slot moves into the lowest of them. */
 static void compact(colibri_model *m, colibri_defrag_report *report)
@@ -50,7 +51,7 @@ static int defrag(colibri_model *m, colibri_defrag_report *report, colibri_error
         if (code == 0)
             compact(m, report);
     }
-    if (m->lock_policy != COLIBRI_LOCK_OFF)
+    if (m->lock_policy != COLIBRI_LOCK_OFF && !cb_sandbox_closed())
         cb_model_lock(m); /* verifies with VmLck */
     after = cb_locked_bytes();
     report->locked_bytes = m->lock.locked;

@@ -14,6 +14,7 @@
 
 #include "common.h"
 #include "error.h"
+#include "sandbox.h"
 
 /* Half of what a 32-bit process can address is not ours, and the rest is fragmented. */
 #define MAPPING_LIMIT_32 (UINT64_C(1) << 30)
@@ -23,13 +24,22 @@ uint64_t cb_mapping_limit(void)
     return sizeof(void *) == 4 ? MAPPING_LIMIT_32 : (uint64_t)SIZE_MAX / 2;
 }
 
+/* The sandbox would end the process. */
+static int open_unless_closed(const char *path, int flags)
+{
+    if (!cb_sandbox_closed())
+        return open(path, flags);
+    errno = EPERM;
+    return -1;
+}
+
 int cb_open_file(const char *path, int *fd, uint64_t *bytes, colibri_error *error)
 {
     struct stat st;
 
     /* Non-blocking: a path that is a pipe must not hang the caller. */
     do {
-        *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        *fd = open_unless_closed(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     } while (*fd < 0 && errno == EINTR);
     if (*fd < 0)
         return cb_fail(error, COLIBRI_ERR_OPEN, CB_NO_OFFSET, "cannot open %s: %s", path,
@@ -56,7 +66,7 @@ int cb_open_direct(int fd, const char *path)
     struct stat a, b;
     int direct, number;
 
-    direct = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_DIRECT);
+    direct = open_unless_closed(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_DIRECT);
     if (direct < 0)
         return -errno;
     if (fstat(fd, &a) != 0 || fstat(direct, &b) != 0)
@@ -156,7 +166,7 @@ unsigned cb_cpu_count(void)
 static void read_text(const char *path, char text[TEXT_BYTES])
 {
     size_t have = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open_unless_closed(path, O_RDONLY | O_CLOEXEC);
 
     text[0] = '\0';
     if (fd < 0)
