@@ -2,6 +2,7 @@
 /* colibrictl run: text in, text out. */
 #define _POSIX_C_SOURCE 200809L
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,14 +18,17 @@
 #include "placing.h"
 #include "prefix.h"
 #include "prompt.h"
+#include "sandbox.h"
 #include "signals.h"
 #include "telemetry.h"
 
 #define NAME "run"
 
 struct run_values {
-    const char *prompt, *prompt_file, *ids, *batch_split, *prefix, *telemetry;
+    char *prompt, *ids;
+    const char *prompt_file, *batch_split, *prefix, *telemetry;
     bool chat, ignore_end, print_ids, logits_sha256, quiet;
+    struct ctl_sandbox_values sandbox;
     uint32_t tokens, top_k;
     float temperature, top_p, min_p;
     uint64_t seed;
@@ -159,19 +163,28 @@ static int finish_text(struct stream *stream, colibri_error *error)
 
 /* ---- what is said at the end ------------------------------------------------------------- */
 
-/* Where results go that were asked for beside the text: no log may have them. */
-static FILE *beside(void)
+/* Results that were asked for beside the text: no log may have them. Not through stdio: its first look
+ * at stdout makes system calls that the sandbox refuses. */
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {
-    return ctl_log_is_syslog() ? stdout : stderr;
+    char text[CTL_HEX_BYTES + 32];
+    colibri_error error;
+    va_list args;
+    int length;
+
+    va_start(args, format);
+    length = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    (void)ctl_write(ctl_log_is_syslog() ? STDOUT_FILENO : STDERR_FILENO, text, (size_t)length, &error);
 }
 
 static void print_ids(const char *label, const int32_t *ids, size_t count)
 {
-    (void)fprintf(beside(), "%s:", label);
+    say("%s:", label);
     for (size_t i = 0; i < count; i++) {
-        (void)fprintf(beside(), " %d", (int)ids[i]);
+        say(" %d", (int)ids[i]);
     }
-    (void)fprintf(beside(), "\n");
+    say("\n");
 }
 
 static void print_memory(const colibri_model *model)
@@ -213,8 +226,8 @@ static void print_end(const struct run_values *values, const struct ctl_generati
 {
     char hex[CTL_HEX_BYTES];
 
-    if (beside() == stdout && !stream->newline_last && (values->print_ids || values->logits_sha256)) {
-        (void)putchar('\n');
+    if (ctl_log_is_syslog() && !stream->newline_last && (values->print_ids || values->logits_sha256)) {
+        say("\n");
     }
     if (values->print_ids) {
         print_ids("prompt-ids", g->prompt, g->prompt_tokens);
@@ -222,7 +235,7 @@ static void print_end(const struct run_values *values, const struct ctl_generati
     }
     if (values->logits_sha256) {
         ctl_hex(g->logits_sha256, hex);
-        (void)fprintf(beside(), "logits-sha256: %s\n", hex);
+        say("logits-sha256: %s\n", hex);
     }
     if (!values->quiet) {
         ctl_log(LOG_INFO,
@@ -352,6 +365,9 @@ static int run_session(const struct run_values *values, colibri_model *model,
         ctl_signals_watch(g.session);
         exit_code = take_prefix(values, &g, prompt);
         if (exit_code == 0) {
+            exit_code = ctl_sandbox_enter(NAME, &values->sandbox, COLIBRI_SANDBOX_STEADY, NULL, 0, NULL);
+        }
+        if (exit_code == 0) {
             exit_code = generate(values, &g, &stream);
         }
         ctl_signals_unwatch();
@@ -368,9 +384,13 @@ static int open_and_run(const struct run_values *values, const char *path,
                         struct ctl_model_values *model_values, struct ctl_prompt *prompt,
                         const struct ctl_pieces *pieces)
 {
+    const char *const inputs[] = { path, values->prefix, model_values->public_key_file };
     colibri_model *model = NULL;
-    int exit_code = ctl_model_open(NAME, path, model_values, &model);
+    int exit_code = ctl_sandbox_enter(NAME, &values->sandbox, COLIBRI_SANDBOX_START, inputs, 3, NULL);
 
+    if (exit_code == 0) {
+        exit_code = ctl_model_open(NAME, path, model_values, &model);
+    }
     if (exit_code == 0 && !(prompt->is_ids && prompt->count == 0)) {
         exit_code = ctl_prompt_tokenize(NAME, model,
                                         values->chat ? COLIBRI_TEXT_CHAT : COLIBRI_TEXT_PLAIN,
@@ -407,6 +427,7 @@ int ctl_command_run(int argc, char *const *argv)
     const struct ctl_group groups[] = {
         { "Prompt and text", run_options, sizeof run_options / sizeof run_options[0], &values },
         { "Model", ctl_model_options, ctl_model_option_count, &model_values },
+        { "Sandbox", ctl_sandbox_options, CTL_SANDBOX_OPTION_COUNT, &values.sandbox },
     };
     const struct ctl_command command = {
         .name = NAME,
@@ -414,7 +435,7 @@ int ctl_command_run(int argc, char *const *argv)
         .summary = "Generate text with a model.",
         .notes = run_notes,
         .groups = groups,
-        .group_count = 2,
+        .group_count = 3,
         .positional_names = { "MODEL" },
         .positionals_min = 1,
         .positionals_max = 2,
@@ -436,6 +457,14 @@ int ctl_command_run(int argc, char *const *argv)
         const char *const inputs[] = { positionals[0], values.prefix, values.prompt_file };
 
         exit_code = ctl_output_differs(NAME, values.telemetry, inputs, 3);
+    }
+    if (exit_code == 0) {
+        exit_code = ctl_sandbox_resolve(NAME, &values.sandbox, CTL_SANDBOX_OFF);
+    }
+    if (exit_code == 0 && ctl_sandbox_on(&values.sandbox) && values.telemetry != NULL) {
+        exit_code = colibri_exit_code(ctl_usage_error(
+            NAME, "--telemetry writes a file at the end, which the sandbox does not let be opened: use "
+                  "--sandbox off where nothing forces it, or leave it out"));
     }
     if (exit_code == 0) {
         exit_code = read_prompt(&values, (size_t)model_values.max_text_bytes, &prompt);

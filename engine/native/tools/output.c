@@ -140,20 +140,33 @@ void ctl_print_json_text(const char *text)
     (void)putchar('"');
 }
 
+static int status_file = -1;
+
+void ctl_status_keep(void)
+{
+    if (status_file < 0) {
+        status_file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    }
+}
+
 static size_t read_status(char *text, size_t capacity)
 {
-    int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    bool kept = status_file >= 0;
     size_t length = 0;
     ssize_t done = 1;
 
-    if (fd < 0) {
+    ctl_status_keep();
+    if (status_file < 0) {
         return 0;
     }
     while (done > 0 && length < capacity - 1) {
-        done = read(fd, text + length, capacity - 1 - length);
+        done = pread(status_file, text + length, capacity - 1 - length, (off_t)length);
         length += done > 0 ? (size_t)done : 0;
     }
-    (void)close(fd);
+    if (!kept) {
+        (void)close(status_file);
+        status_file = -1;
+    }
     text[length] = '\0';
     return length;
 }
