@@ -151,7 +151,7 @@ static void print_text(const char *text)
     }
 }
 
-static void print_for_people(const struct ctl_doctor *d)
+void ctl_doctor_print(const struct ctl_doctor *d)
 {
     for (size_t i = 0; i < d->count; i++) {
         const struct ctl_check *check = &d->checks[i];
@@ -185,6 +185,14 @@ static void print_json(const struct ctl_doctor *d, int exit_code)
     (void)printf("\n]}\n");
 }
 
+void ctl_doctor_check(struct ctl_doctor *d)
+{
+    ctl_doctor_plan(d);
+    ctl_doctor_memory(d);
+    ctl_doctor_storage(d);
+    ctl_doctor_system(d);
+}
+
 /* ---- the command ------------------------------------------------------------------------- */
 
 int ctl_command_doctor(int argc, char *const *argv)
@@ -216,17 +224,14 @@ int ctl_command_doctor(int argc, char *const *argv)
     }
     d.root = values.root;
     d.path = positionals[0];
-    ctl_doctor_plan(&d);
-    ctl_doctor_memory(&d);
-    ctl_doctor_storage(&d);
-    ctl_doctor_system(&d);
+    ctl_doctor_check(&d);
     exit_code = d.model_exit_code != 0       ? d.model_exit_code
                 : count(&d, CTL_ERROR) > 0 ? EXIT_ENVIRONMENT
                                            : 0;
     if (values.json) {
         print_json(&d, exit_code);
     } else {
-        print_for_people(&d);
+        ctl_doctor_print(&d);
     }
     finished = ctl_finish_stdout();
     return exit_code != 0 ? exit_code : finished;

@@ -23,6 +23,7 @@ static const struct entry entries[] = {
     { "verify", ctl_command_verify, "verify every byte of a model file" },
     { "install", ctl_command_install, "replace a model file: verified, and never half of it" },
     { "doctor", ctl_command_doctor, "check whether this machine lets the engine keep its promises" },
+    { "health", ctl_command_health, "gate a start: doctor, every byte, golden results, memory" },
     { "selftest", ctl_command_selftest, "check every operator and kernel on this machine" },
     { "bench", ctl_command_bench, "measure a model: first token, tokens per second, memory" },
     { "test", ctl_command_test, "selftest, then measure a model in three rounds" },
@@ -115,7 +116,7 @@ int main(int argc, char **argv)
     }
     if (argc < 2) {
         return colibri_exit_code(ctl_usage_error("", "a command is missing: run, snapshot, serve, info, verify, "
-                                                     "install, doctor, selftest, bench or test"));
+                                                     "install, doctor, health, selftest, bench or test"));
     }
     return dispatch(argc - 1, argv + 1);
 }

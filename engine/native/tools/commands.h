@@ -6,6 +6,7 @@
 int ctl_command_run(int argc, char *const *argv);
 int ctl_command_snapshot(int argc, char *const *argv);
 int ctl_command_doctor(int argc, char *const *argv);
+int ctl_command_health(int argc, char *const *argv);
 int ctl_command_info(int argc, char *const *argv);
 int ctl_command_selftest(int argc, char *const *argv);
 int ctl_command_serve(int argc, char *const *argv);

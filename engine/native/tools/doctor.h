@@ -58,6 +58,11 @@ bool ctl_doctor_number(const char *text, const char *name, uint64_t *number);
 bool ctl_doctor_read_number(const struct ctl_doctor *d, const char *path, const char *name,
                             uint64_t *number);
 
+/* Every check of `root`, `path` and `model`, which are set. */
+void ctl_doctor_check(struct ctl_doctor *d);
+/* The checks as a table on stdout. */
+void ctl_doctor_print(const struct ctl_doctor *d);
+
 /* doctor_system.c: kernel, page size, mappings, huge pages, kernel configuration, CPUs, sandbox */
 void ctl_doctor_system(struct ctl_doctor *d);
 /* doctor_memory.c: memory and its control groups, locks (limit, capability, a real lock), swap, advice */

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: MIT */
+#include "golden.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "placing.h"
+
+#define HASH_BYTES 32u
+
+/* ---- the file ---------------------------------------------------------------------------- */
+
+bool ctl_golden_path(const char *model, char *path, size_t capacity)
+{
+    const char *slash = strrchr(model, '/');
+    size_t folder = slash != NULL ? (size_t)(slash - model) + 1 : 0;
+    char name[CTL_NAME_BYTES];
+    int length;
+
+    ctl_golden_name(model + folder, name);
+    length = snprintf(path, capacity, "%.*s%s", (int)folder, model, name);
+    return length >= 0 && (size_t)length < capacity;
+}
+
+static int read_failed(colibri_error *error, int code, const char *what)
+{
+    error->code = code;
+    (void)snprintf(error->message, sizeof error->message, "cannot read the golden results: %s", what);
+    return code;
+}
+
+static int read_text(int fd, char **text, size_t *bytes, colibri_error *error)
+{
+    struct stat state;
+    ssize_t done = 1;
+
+    if (fstat(fd, &state) != 0 || !S_ISREG(state.st_mode) || state.st_size > (off_t)CB_MAX_GOLDEN_BYTES) {
+        error->code = COLIBRI_ERR_ARGUMENT;
+        (void)snprintf(error->message, sizeof error->message,
+                       "golden results are a regular file of at most %u bytes", CB_MAX_GOLDEN_BYTES);
+        return error->code;
+    }
+    *text = malloc(CB_MAX_GOLDEN_BYTES); /* pages are taken as they are filled */
+    if (*text == NULL) {
+        return read_failed(error, COLIBRI_ERR_MEMORY, strerror(ENOMEM));
+    }
+    while (done > 0 && *bytes < CB_MAX_GOLDEN_BYTES) {
+        done = read(fd, *text + *bytes, CB_MAX_GOLDEN_BYTES - *bytes);
+        *bytes += done > 0 ? (size_t)done : 0;
+    }
+    return done < 0 ? read_failed(error, COLIBRI_ERR_IO, strerror(errno)) : 0;
+}
+
+int ctl_golden_read(const char *path, char **text, size_t *bytes, colibri_error *error)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    int code;
+
+    *text = NULL;
+    *bytes = 0;
+    error->offset = -1;
+    if (fd < 0) {
+        return errno == ENOENT ? 0 : read_failed(error, COLIBRI_ERR_OPEN, strerror(errno));
+    }
+    code = read_text(fd, text, bytes, error);
+    (void)close(fd);
+    return code;
+}
+
+bool ctl_golden_is_signed(const char *text, size_t bytes, const colibri_report *report)
+{
+    static const uint8_t none[HASH_BYTES];
+    uint8_t found[HASH_BYTES];
+    colibri_sha256 hash;
+
+    colibri_sha256_init(&hash);
+    colibri_sha256_update(&hash, text, bytes);
+    colibri_sha256_final(&hash, found);
+    return memcmp(report->golden_sha256, none, HASH_BYTES) == 0 ||
+           memcmp(report->golden_sha256, found, HASH_BYTES) == 0;
+}
+
+/* ---- JSON -------------------------------------------------------------------------------- */
+
+/* After the first refusal the text ends where it stands: nothing more is taken, every loop ends. */
+struct reader {
+    const char *text;
+    size_t at, end;
+    int32_t *ids; /* where the next one goes */
+    colibri_error *error;
+};
+
+static void refuse(struct reader *r, const char *what)
+{
+    if (r->error->code == 0) {
+        r->error->code = COLIBRI_ERR_ARGUMENT;
+        (void)snprintf(r->error->message, sizeof r->error->message, "golden results, byte %zu: %s", r->at, what);
+    }
+    r->end = r->at;
+}
+
+/* Takes the character behind white space, or leaves it. */
+static bool take(struct reader *r, char wanted)
+{
+    while (r->at < r->end && memchr(" \t\r\n", r->text[r->at], 4) != NULL) {
+        r->at++;
+    }
+    if (r->at == r->end || r->text[r->at] != wanted) {
+        return false;
+    }
+    r->at++;
+    return true;
+}
+
+static void expect(struct reader *r, char wanted)
+{
+    char what[] = "' ' should stand here";
+
+    what[1] = wanted;
+    if (!take(r, wanted)) {
+        refuse(r, what);
+    }
+}
+
+/* Behind a backslash: how many characters the escape has, 0 when JSON has none such. */
+static size_t escape_bytes(const struct reader *r)
+{
+    size_t bytes = 1, left = r->end - r->at;
+
+    if (left == 0 || memchr("\"\\/bfnrtu", r->text[r->at], 9) == NULL) {
+        return 0;
+    }
+    while (r->text[r->at] == 'u' && bytes < 5) {
+        if (bytes == left || memchr("0123456789abcdefABCDEF", r->text[r->at + bytes], 22) == NULL) {
+            return 0;
+        }
+        bytes++;
+    }
+    return bytes;
+}
+
+/* A string as it is written: nobody needs those that have escapes. Its length; empty after a refusal. */
+static size_t take_string(struct reader *r, const char **string)
+{
+    size_t start;
+
+    expect(r, '"');
+    start = r->at;
+    *string = r->text + start;
+    while (r->at < r->end && (unsigned char)r->text[r->at] >= 0x20) {
+        char c = r->text[r->at++];
+        size_t escape = c == '\\' ? escape_bytes(r) : 1;
+
+        if (c == '"') {
+            return r->at - 1 - start;
+        }
+        if (escape == 0) {
+            break;
+        }
+        r->at += c == '\\' ? escape : 0;
+    }
+    refuse(r, "no JSON string");
+    return 0;
+}
+
+/* Digits only; who asks for it expects a separator behind them. 0 after a refusal. */
+static uint32_t take_number(struct reader *r, uint32_t low, uint32_t high)
+{
+    uint64_t number = 0;
+    size_t start;
+
+    (void)take(r, ' '); /* which is white space: nothing is taken but that */
+    for (start = r->at; r->at < r->end && r->at - start < 10; r->at++) {
+        char c = r->text[r->at];
+
+        if (c < '0' || c > '9') {
+            break;
+        }
+        number = number * 10 + (uint64_t)(c - '0');
+    }
+    if (r->at == start || (r->text[start] == '0' && r->at - start > 1) || number < low || number > high) {
+        refuse(r, "no whole number in its range");
+        return 0;
+    }
+    return (uint32_t)number;
+}
+
+static const int32_t *take_ids(struct reader *r, uint32_t *count)
+{
+    const int32_t *ids = r->ids;
+
+    expect(r, '[');
+    do {
+        int32_t id = (int32_t)take_number(r, 0, CB_MAX_VOCABULARY - 1);
+
+        if (r->error->code == 0) {
+            *r->ids++ = id;
+        }
+    } while (take(r, ','));
+    expect(r, ']');
+    *count = (uint32_t)(r->ids - ids);
+    return ids;
+}
+
+static void take_hash(struct reader *r, uint8_t hash[HASH_BYTES])
+{
+    static const char digits[] = "0123456789abcdef";
+    const char *string;
+    size_t length = take_string(r, &string);
+
+    for (size_t i = 0; i < 2 * HASH_BYTES; i++) {
+        const char *digit = length == 2 * HASH_BYTES ? memchr(digits, string[i], 16) : NULL;
+
+        if (digit == NULL) {
+            refuse(r, "no hash of 64 digits 0-9a-f");
+            return;
+        }
+        hash[i / 2] = (uint8_t)(hash[i / 2] << 4 | (digit - digits));
+    }
+}
+
+static void take_bool(struct reader *r)
+{
+    size_t length;
+
+    (void)take(r, ' ');
+    length = r->at < r->end && r->text[r->at] == 't' ? 4 : 5;
+    if (r->end - r->at < length || memcmp(r->text + r->at, length == 4 ? "true" : "false", length) != 0) {
+        refuse(r, "neither true nor false");
+    }
+    r->at += r->error->code == 0 ? length : 0;
+}
+
+/* ---- objects ----------------------------------------------------------------------------- */
+
+/* One of `count` words; when `seen` is given, each may be taken once. `count` after a refusal. */
+static size_t take_word(struct reader *r, const char *const *words, size_t count, uint32_t *seen)
+{
+    const char *string;
+    size_t length = take_string(r, &string);
+
+    for (size_t i = 0; i < count; i++) {
+        if (strlen(words[i]) == length && memcmp(words[i], string, length) == 0 && (*seen >> i & 1u) == 0) {
+            *seen |= 1u << i;
+            return i;
+        }
+    }
+    refuse(r, "a word that is not known here, or stands twice");
+    return count;
+}
+
+static size_t take_key(struct reader *r, const char *const *names, size_t count, uint32_t *seen)
+{
+    size_t which = take_word(r, names, count, seen);
+
+    expect(r, ':');
+    return which;
+}
+
+static void end_object(struct reader *r, size_t count, uint32_t seen)
+{
+    if (seen != (1u << count) - 1) {
+        refuse(r, "a key is missing");
+    }
+    expect(r, '}');
+}
+
+#define COUNT(names) (sizeof names / sizeof names[0])
+
+static void parse_case(struct reader *r, struct ctl_golden_case *c)
+{
+    static const char *const names[] = { "prompt_ids", "ids", "kv", "n", "logits_sha256", "chat", "name", "prompt",
+                                         "text" };
+    static const char *const kvs[] = { [COLIBRI_KV_F16] = "f16", [COLIBRI_KV_F32] = "f32" };
+    const char *string;
+    uint32_t seen = 0, none = 0;
+
+    expect(r, '{');
+    do {
+        switch (take_key(r, names, COUNT(names), &seen)) {
+        case 0:
+            c->prompt = take_ids(r, &c->prompt_tokens);
+            break;
+        case 1:
+            c->ids = take_ids(r, &c->id_count);
+            break;
+        case 2:
+            c->kv = (uint32_t)take_word(r, kvs, COUNT(kvs), &none);
+            break;
+        case 3:
+            c->limit_tokens = take_number(r, 1, CB_MAX_CONTEXT_TOKENS);
+            break;
+        case 4:
+            take_hash(r, c->logits_sha256);
+            break;
+        case 5:
+            take_bool(r);
+            break;
+        default:
+            (void)take_string(r, &string);
+        }
+    } while (take(r, ','));
+    end_object(r, COUNT(names), seen);
+    if (c->id_count > c->limit_tokens) {
+        refuse(r, "more ids than n");
+    }
+}
+
+int ctl_golden_parse(struct ctl_golden *golden, const char *text, size_t bytes, int32_t *ids,
+                     colibri_error *error)
+{
+    static const char *const names[] = { "format", "root", "cases" };
+    struct reader r = { .text = text, .end = bytes, .ids = ids, .error = error };
+    uint32_t seen = 0;
+
+    memset(golden, 0, sizeof *golden);
+    error->code = 0;
+    error->offset = -1;
+    expect(&r, '{');
+    do {
+        switch (take_key(&r, names, COUNT(names), &seen)) {
+        case 0:
+            (void)take_number(&r, CB_GOLDEN_VERSION, CB_GOLDEN_VERSION);
+            break;
+        case 1:
+            take_hash(&r, golden->root);
+            break;
+        default:
+            expect(&r, '[');
+            do {
+                if (golden->count == CB_MAX_GOLDEN_CASES) {
+                    refuse(&r, "too many cases");
+                } else {
+                    parse_case(&r, &golden->cases[golden->count++]);
+                }
+            } while (take(&r, ','));
+            expect(&r, ']');
+        }
+    } while (take(&r, ','));
+    end_object(&r, COUNT(names), seen);
+    (void)take(&r, ' ');
+    if (r.at != r.end) {
+        refuse(&r, "something behind the object");
+    }
+    return error->code;
+}
