@@ -7,6 +7,7 @@ VENV := build/venv/bin
 SUPPORT := tests/support
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 unexport PYTHONDONTWRITEBYTECODE
+export IMAGE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
 # A compiler on the command line means: build the engine with it.
@@ -69,9 +70,13 @@ test: ## everything: set-up, host, parity, qemu-user, boot; closes with one line
 test-host: setup ## C and Python tests, linters, sanitizers, clang
 test-parity: setup ## against transformers and torch
 test-qemu-user: setup ## C tests as AArch64 and 32-bit ARM programs
-test-boot: setup ## inside the booted image
+test-boot: setup setup-demo ## inside the booted image, or in that of IMAGE=DIR (docs/testing.md)
 test-host test-parity test-qemu-user test-boot: test-%:
 	@$(VENV)/python $(SUPPORT)/suites.py $*
+
+.PHONY: test-long
+test-long: setup setup-demo ## boot suite with all CPUs and cores, 50 power cuts, soak; takes IMAGE=DIR; not part of test
+	@$(VENV)/python $(SUPPORT)/suites.py long
 
 .PHONY: test-pages
 test-pages: setup setup-demo ## in images whose kernels have pages of 16 and 64 KiB; not part of test (two kernel builds)

@@ -7,5 +7,5 @@ import sys
 from pathlib import Path
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-for _folder in ("configs/kernel", "tests/smoke"):
+for _folder in ("configs/kernel", "tests/smoke", "tests/support"):
     sys.path.insert(0, str(_REPOSITORY / _folder))

@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD = REPOSITORY / "build"
 HOST = BUILD / "host"
 AARCH64 = BUILD / "aarch64"
+AARCH64_MUSL = BUILD / "aarch64-linux-musl"
 ARM = BUILD / "arm"
 IMAGE = BUILD / "image"
 MODELS = BUILD / "models"
@@ -31,6 +32,7 @@ ENVIRONMENT = {
     "COLIBRI_NATIVE_BUILD": str(HOST),
     "COLIBRI_LIBRARY": str(HOST / "libcolibri.so"),
     "COLIBRI_AARCH64_BIN": str(AARCH64),
+    "COLIBRI_AARCH64_MUSL_BIN": str(AARCH64_MUSL),
     "COLIBRI_MODELS": str(MODELS),
     "PYTHONPATH": str(REPOSITORY / "engine"),
     "PYTHONDONTWRITEBYTECODE": "",  # importing the peers of the parity tests from source takes long
@@ -48,6 +50,11 @@ class Step:
     needed: bool = False  # the steps behind it make no sense when it fails
     junit: str = ""  # a JUnit file with a fixed place (meson's)
     environment: dict[str, str] = field(default_factory=lambda: dict(ENVIRONMENT))
+
+    @property
+    def writes_junit(self) -> bool:
+        """Whether the command itself makes a JUnit file."""
+        return bool(self.junit) or any(JUNIT in part for part in self.command)
 
 
 def script(name: str, *arguments: str) -> list[str]:
@@ -91,13 +98,29 @@ def mypy(name: str, *targets: str, path: str = "") -> Step:
     return step
 
 
+def engine_aarch64() -> Step:
+    """The engine for AArch64 with glibc, static."""
+    return engine(AARCH64.name, "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", WERROR)
+
+
+def engine_musl() -> Step:
+    """The engine for AArch64 with musl, static: as `make engine-musl` builds it."""
+    compiler = f"{PYTHON} -m ziglang cc -target aarch64-linux-musl"
+    return engine(AARCH64_MUSL.name, "--ldflags=-static", f"--cc={compiler}")
+
+
+def models(*kinds: str) -> Step:
+    """Convert models into build/models, from the cache where nothing changed."""
+    return Step("models", script("models.py", *kinds), counts=False, needed=True)
+
+
 def setup() -> list[Step]:
     """Machine, engine builds, models, image: everything later suites read."""
     return [
         Step("machine", script("setup_machine.py", "test"), counts=False, needed=True),
         engine("host"),
-        engine("aarch64", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", WERROR),
-        Step("models", script("models.py", "tiny", "demo"), counts=False, needed=True),
+        engine_aarch64(),
+        models("tiny", "demo"),
         Step("image", script("image.py"), counts=False),
     ]
 
@@ -110,7 +133,7 @@ def lint() -> list[Step]:
         "tests/bench": "tests/bench:tests/unit",
         "tests/boot": "configs/kernel:tests",
         "tests/fuzz": "tests/unit",
-        "tests/firmware": "configs/kernel:tests/smoke",
+        "tests/firmware": "configs/kernel:tests/smoke:tests/support",
         "tests/parity": "tests:tests/unit",
         "tests/smoke": "tests/boot",
         "tests/support": "",
@@ -225,7 +248,7 @@ def checkkernels_on(cpu: str) -> Step:
 def qemu_user() -> list[Step]:
     """AArch64 and 32-bit ARM programs under user-mode emulation."""
     return [
-        engine("aarch64", "--cross-compile=aarch64-linux-gnu-", "--ldflags=-static", WERROR),
+        engine_aarch64(),
         meson_tests("c-tests-aarch64", AARCH64),
         engine("arm", "--cross-compile=arm-linux-gnueabihf-", "--ldflags=-static", WERROR),
         meson_tests("c-tests-arm", ARM),
@@ -234,12 +257,26 @@ def qemu_user() -> list[Step]:
     ]
 
 
+def boot_image() -> tuple[list[Step], str]:
+    """What the boot tests need, and the image they are to boot: the folder in IMAGE, or the smoke image."""
+    given = os.environ.get("IMAGE")
+    tools = [engine_aarch64(), engine_musl()]  # programs that the tests bring into the guest
+    if given:
+        return [*tools, models("tiny")], os.path.abspath(given)
+    return [*tools, models("tiny", "demo"), Step("image", script("image.py"), counts=False, needed=True)], str(IMAGE)
+
+
 def boot() -> list[Step]:
     """Inside the booted image."""
-    return [
-        Step("image", script("image.py"), counts=False, needed=True),
-        pytest("boot", "tests/boot", f"--image={IMAGE}", f"--boot-logs={BUILD / 'boot-logs'}"),
-    ]
+    needed, image = boot_image()
+    return [*needed, pytest("boot", "tests/boot", f"--image={image}", f"--boot-logs={BUILD / 'boot-logs'}")]
+
+
+def boot_long() -> list[Step]:
+    """The boot suite with the whole matrix, fifty power cuts and the soak."""
+    needed, image = boot_image()
+    logs = f"--boot-logs={BUILD / 'boot-logs-long'}"
+    return [*needed, pytest("boot", "tests/boot", "--boot-long", "--durations=15", f"--image={image}", logs)]
 
 
 def pages() -> list[Step]:
@@ -250,10 +287,10 @@ def pages() -> list[Step]:
         image = [PYTHON, str(REPOSITORY / "tests" / "smoke" / "build_image.py"), "--variant", f"pages-{size}"]
         image += ["--filesystem", "ext4", "--colibrictl", str(AARCH64 / "colibrictl")]
         image += ["--model", str(MODELS / "tiny.colibri"), "--output", str(folder)]
-        tests = [f"tests/boot/test_{name}_boot.py" for name in ("memory", "inference", "faults")]
+        tests = [f"tests/boot/test_{name}_boot.py" for name in ("memory", "inference", "faults", "install")]
         made.append(Step(f"image-{size}", image, counts=False, needed=True))
         made.append(pytest(f"boot-{size}", *tests, f"--image={folder}", f"--boot-logs={BUILD / 'boot-logs'}"))
-    return [*setup()[1:4], *made]
+    return [engine("host"), engine_aarch64(), engine_musl(), models("tiny"), *made]
 
 
 # name -> budget in minutes, steps
@@ -262,7 +299,7 @@ SUITES: dict[str, tuple[float, Callable[[], list[Step]]]] = {
     "host": (6, host),
     "parity": (4, parity),
     "qemu-user": (3, qemu_user),
-    "boot": (6, boot),
+    "boot": (9, boot),
 }
 # Parts of suites that make can run alone.
 PARTS: dict[str, Callable[[], list[Step]]] = {
@@ -271,6 +308,7 @@ PARTS: dict[str, Callable[[], list[Step]]] = {
     "sanitizers": sanitizers,
     "clang": clang,
     "pages": pages,
+    "long": boot_long,
     "reproducible": reproducible,
     "fuzz": lambda: [*sanitizers()[:1], *fuzz(), *fuzz_guided()],
 }

@@ -3,7 +3,8 @@
 
     build/venv/bin/python tests/support/suites.py [setup] [host] [parity] [qemu-user] [boot]
 
-Each step writes its whole output to build/test-logs/SUITE-STEP.log; failures show the end of it.
+Each step writes its whole output to build/test-logs/SUITE-STEP.log, failures show the end of it, and a
+JUnit file beside it, SUITE-STEP.xml: that of pytest or meson, else one with the step as its only case.
 Everything that was skipped is listed with its reason, and which instruction sets and images ran.
 The exit code is 0 only when nothing failed. Going over a budget is shown, not failed: machines
 are shared.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -78,6 +80,20 @@ def read_junit(path: Path) -> Counts:
     return counts
 
 
+def write_junit(path: Path, suite: str, name: str, seconds: float, code: int, log: Path) -> None:
+    """A JUnit file with one case: a command that succeeded or not."""
+    root = ET.Element("testsuites")
+    facts = {"name": suite, "tests": "1", "failures": str(int(code != 0)), "time": f"{seconds:.3f}"}
+    case = ET.SubElement(ET.SubElement(root, "testsuite", facts), "testcase", classname=suite, name=name)
+    case.set("time", facts["time"])
+    if code != 0:
+        end = "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
+        # XML cannot hold most control characters.
+        text = re.sub(r"[^\t\n\x20-\ud7ff\ue000-\ufffd]", "?", end)
+        ET.SubElement(case, "failure", message=f"exit code {code}, output in {log}").text = text
+    ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
 def run_step(suite: str, step: steps.Step) -> Counts:
     """Run one step, report it in one line, return its counts."""
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -92,7 +108,12 @@ def run_step(suite: str, step: steps.Step) -> Counts:
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     seconds = time.monotonic() - start
-    if junit.exists():
+    kept = LOGS / f"{suite}-{step.name}.xml"
+    if not junit.exists():
+        write_junit(kept, suite, step.name, seconds, result.returncode, log)
+    elif junit != kept:
+        shutil.copyfile(junit, kept)
+    if junit.exists() and step.writes_junit:
         counts = read_junit(junit)
         total = counts.passed + counts.failed + counts.skipped
         if total == 0 or (result.returncode and not counts.failed):
