@@ -54,7 +54,7 @@ class ModelOptions(ctypes.Structure):
         ("require_signature", ctypes.c_uint32),
         ("stall_ms", ctypes.c_uint32),
         ("debug_memory", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("secure_mode", ctypes.c_uint32),
     ]
 
 
@@ -211,6 +211,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "colibri_abi_version": (_U32, []),
     "colibri_version": (_Text, []),
     "colibri_build_info": (_Text, []),
+    "colibri_build_forced": (_Text, []),
     "colibri_isas_compiled": (_Text, []),
     "colibri_isas_available": (_Text, []),
     "colibri_strerror": (_Text, [_Int]),

@@ -134,6 +134,11 @@ def isas_available() -> list[str]:
     return bytes(_ffi.load().colibri_isas_available()).decode().split()
 
 
+def build_forced() -> list[str]:
+    """The macros that the build forces and no option lowers, e.g. `COLIBRI_SECURE_MODE`."""
+    return bytes(_ffi.load().colibri_build_forced()).decode().split()
+
+
 def build_info() -> str:
     """colibri_v<version>_<arch>_<compiler><version>."""
     return bytes(_ffi.load().colibri_build_info()).decode()
@@ -189,6 +194,7 @@ class Engine(_Closing):
         isa: str | None = None,
         public_key: bytes | None = None,
         require_signature: bool = False,
+        secure_mode: bool = False,
     ) -> None:
         """Open a `.colibri` file; the options are those of colibri.h, 0 = default.
 
@@ -216,6 +222,7 @@ class Engine(_Closing):
         options.isa = None if isa is None else isa.encode()
         options.public_key = public_key
         options.require_signature = int(require_signature)
+        options.secure_mode = int(secure_mode)
         handle = ctypes.c_void_p()
         error = _ffi.ErrorStruct()
         code = self._library.colibri_model_open(

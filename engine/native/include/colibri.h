@@ -157,7 +157,9 @@ typedef struct colibri_model_options {
     uint32_t debug_memory;    /* 1: guards between all buffers, checked after every call; memory that
                                  holds nothing is poisoned. COLIBRI_ERR_INTERNAL names what was overrun.
                                  Takes some memory that the plan does not count */
-    uint32_t reserved;        /* 0 */
+    uint32_t secure_mode;     /* 1: what a sequence left in memory (KV cache, activations, logits, ids, the
+                                 tokenizer's scratch) is zeroed by free, reset and close, and the arena is
+                                 not part of core dumps */
 } colibri_model_options;
 
 COLIBRI_API void colibri_model_options_default(colibri_model_options *options);
@@ -319,13 +321,14 @@ typedef struct colibri_memory_report {
     uint32_t struct_size;
     uint32_t guards;            /* buffers with a guard behind them; 0: debug_memory is off */
     uint32_t sessions_in_use;   /* not freed yet: before colibri_model_close, a leak */
-    uint32_t reserved;
+    uint32_t secure_mode;       /* as the options and the build have it */
     uint64_t guard_bytes;       /* looked at by each check */
     uint64_t checks, check_ns;  /* how often, and the time it took in all */
     uint64_t poisoned_bytes;
 } colibri_memory_report;
 
-/* What debug_memory did since the model was opened. Not while a call on the model runs. */
+/* What debug_memory did since the model was opened, and whether memory is wiped. Not while a call on the
+ * model runs. */
 COLIBRI_API int colibri_model_memory(const colibri_model *model, colibri_memory_report *report);
 
 typedef struct colibri_defrag_report {

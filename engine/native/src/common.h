@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "model files are little-endian and read in place: big-endian targets are not supported"
@@ -32,6 +33,18 @@ static inline uint64_t cb_max64(uint64_t a, uint64_t b)
 static inline uint64_t cb_min64(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
+}
+
+/* Fills for good: for all that a compiler knows, the barrier reads the bytes. Any memset will do. */
+static inline void cb_fill(void *memory, int value, size_t bytes)
+{
+    memset(memory, value, bytes);
+    __asm__ volatile("" : : "r"(memory) : "memory");
+}
+
+static inline void cb_wipe(void *memory, size_t bytes)
+{
+    cb_fill(memory, 0, bytes);
 }
 
 /* Part `index` of `count` of [0, total): every element belongs to exactly one part. */

@@ -7,8 +7,6 @@
 #include "error.h"
 #include "model.h"
 
-#define POISON 0xff /* NaN as f16, bf16, f32; as int8 a value the format does not have is next to it */
-
 /* Differs from byte to byte, so that a shifted copy does not pass. */
 static uint8_t pattern(uint32_t i)
 {
@@ -81,11 +79,26 @@ int cb_guards_check(struct cb_guards *g, const uint8_t *base, colibri_error *err
     return 0;
 }
 
+void cb_guards_wipe(const struct cb_guards *g, void *from, void *to)
+{
+    uint32_t i;
+
+    if (g->table.base == NULL)
+        cb_wipe(from, (size_t)((uint8_t *)to - (uint8_t *)from));
+    for (i = 0; i < g->count; i++) {
+        const struct cb_guard *guard = guard_of(g, i);
+        uint8_t *buffer = guard->at - guard->size;
+
+        if (buffer >= (uint8_t *)from && buffer < (uint8_t *)to)
+            cb_wipe(buffer, (size_t)guard->size);
+    }
+}
+
 void cb_guards_poison(struct cb_guards *g, void *memory, uint64_t bytes)
 {
     if (g->table.base == NULL)
         return;
-    memset(memory, POISON, (size_t)bytes);
+    memset(memory, CB_POISON, (size_t)bytes);
     g->poisoned_bytes += bytes;
 }
 
@@ -106,6 +119,7 @@ int colibri_model_memory(const colibri_model *m, colibri_memory_report *report)
     g = &m->arena.guards;
     memset(report, 0, sizeof *report);
     report->struct_size = sizeof *report;
+    report->secure_mode = m->secure_mode;
     report->guards = g->count;
     report->guard_bytes = g->bytes;
     report->checks = g->checks;

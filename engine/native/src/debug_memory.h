@@ -44,7 +44,11 @@ void cb_guards_add(struct cb_guards *g, const char *name, uint8_t *buffer, uint6
                    uint64_t taken);
 /* INTERNAL, naming the first buffer that was overrun; `base` is where the arena begins. */
 int cb_guards_check(struct cb_guards *g, const uint8_t *base, colibri_error *error);
-/* Bytes that nobody may read before writing them: as floats of any width they are NaNs. */
+/* Wipes the buffers that begin in [from, to) of the arena; not what lies between them, when that is guarded. */
+void cb_guards_wipe(const struct cb_guards *g, void *from, void *to);
+/* NaN as f16, bf16, f32; as int8 a value the format does not have is next to it. */
+#define CB_POISON 0xff
+/* Bytes that nobody may read before writing them. */
 void cb_guards_poison(struct cb_guards *g, void *memory, uint64_t bytes);
 
 #endif

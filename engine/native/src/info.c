@@ -54,8 +54,17 @@ const char *colibri_build_forced(void)
 #ifdef COLIBRI_DEBUG_MEMORY
         " COLIBRI_DEBUG_MEMORY"
 #endif
+#ifdef COLIBRI_NO_LOGGING
+        " COLIBRI_NO_LOGGING"
+#endif
 #ifdef COLIBRI_PREFETCH_DEPTH
         " COLIBRI_PREFETCH_DEPTH"
+#endif
+#ifdef COLIBRI_RESTRICTED_SYSCALLS
+        " COLIBRI_RESTRICTED_SYSCALLS"
+#endif
+#ifdef COLIBRI_SECURE_MODE
+        " COLIBRI_SECURE_MODE"
 #endif
 #ifdef COLIBRI_SIGNED_ONLY
         " COLIBRI_SIGNED_ONLY"

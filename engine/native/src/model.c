@@ -300,6 +300,9 @@ static int allocate(struct opening *o, colibri_model **model, colibri_error *err
     m->plan = o->plan;
     m->kernels = o->kernels;
     m->lock_policy = o->options.lock;
+    m->secure_mode = o->options.secure_mode;
+    if (m->secure_mode != 0)
+        cb_keep_from_dumps(&arena.mapping);
     m->max_text_bytes = o->options.max_text_bytes;
     m->has_tokenizer = o->container.sections[CB_SECTION_TOKENIZER].present;
     m->file = o->file;
@@ -490,10 +493,13 @@ void colibri_model_close(colibri_model *m)
 {
     struct cb_mapping file, tail, arena;
     struct cb_guards guards;
+    uint32_t i;
 
     if (m == NULL)
         return;
     cb_residency_stop(m);
+    for (i = 0; i < m->plan.max_sessions; i++) /* those that nobody freed */
+        colibri_session_free(cb_model_session(m, i));
     cb_pool_stop(&m->pool);
     file = m->file;
     tail = m->tail;

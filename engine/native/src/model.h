@@ -98,6 +98,7 @@ struct colibri_session {
     int32_t *routing;               /* [L][B * R] */
     int32_t *ids;                   /* [T] of the sequence */
     uint32_t position;
+    uint32_t written;               /* positions whose rows of the cache may hold something */
     uint32_t batch;                 /* tokens of the last batch, for colibri_session_routing */
     uint64_t sampled;               /* tokens sampled since the start or a reset */
     colibri_sampler sampler;
@@ -140,6 +141,7 @@ struct colibri_model {
     uint64_t parameters;
     struct cb_lock_state lock;
     uint32_t lock_policy;     /* enum colibri_lock */
+    uint32_t secure_mode;
     struct colibri_ctx compat;
 };
 _Static_assert(sizeof(struct colibri_model) <= CB_PLAN_MODEL_BYTES, "the plan holds a model");

@@ -86,14 +86,16 @@ int cb_options_resolve(colibri_model_options *out, const colibri_model_options *
     if (code == 0)
         code = check_enum(out->debug_memory, 1, "debug_memory", error);
     if (code == 0)
+        code = check_enum(out->secure_mode, 1, "secure_mode", error);
+    if (code == 0)
         code = check_range(&out->stall_ms, DEFAULT_STALL_MS, MAX_STALL_MS, "stall_ms", error);
     out->debug_memory |= CB_DEBUG_MEMORY_FORCED;
-    if (code == 0 && out->reserved != 0)
-        code = cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
-                       "option reserved is %u, must be 0", out->reserved);
     /* Forced by the build: options may only tighten. */
 #ifdef COLIBRI_PREFETCH_DEPTH
     out->prefetch_depth = (uint32_t)cb_min64(out->prefetch_depth, COLIBRI_PREFETCH_DEPTH);
+#endif
+#ifdef COLIBRI_SECURE_MODE
+    out->secure_mode = 1;
 #endif
 #ifdef COLIBRI_VERIFY_CHUNKS
     if (out->verify != COLIBRI_VERIFY_OPEN)

@@ -137,6 +137,11 @@ int cb_map_anonymous(struct cb_mapping *m, uint64_t bytes, colibri_error *error)
     return 0;
 }
 
+void cb_keep_from_dumps(const struct cb_mapping *m)
+{
+    (void)madvise(m->base, m->bytes, MADV_DONTDUMP); /* cannot fail: the range is one mapping */
+}
+
 void cb_unmap(struct cb_mapping *m)
 {
     if (m->base != NULL)

@@ -30,6 +30,8 @@ uint64_t cb_mapping_limit(void);
 /* One zeroed anonymous mapping. */
 int cb_map_anonymous(struct cb_mapping *m, uint64_t bytes, colibri_error *error);
 void cb_unmap(struct cb_mapping *m);
+/* Core dumps leave a mapping out. */
+void cb_keep_from_dumps(const struct cb_mapping *m);
 
 /* CPUs this process may use, at least 1. */
 unsigned cb_cpu_count(void);

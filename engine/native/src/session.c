@@ -6,6 +6,7 @@
 #include "error.h"
 #include "model.h"
 #include "pass.h"
+#include "snapshot.h"
 #include "telemetry.h"
 
 int colibri_session_create(colibri_model *m, colibri_session **session, colibri_error *error)
@@ -39,35 +40,58 @@ int colibri_session_create(colibri_model *m, colibri_session **session, colibri_
     return 0;
 }
 
-void colibri_session_free(colibri_session *s)
+#define STACK_BYTES 12288u /* more than the frames of any step together */
+
+/* What the steps left below this frame. */
+static int wipe_stack(void *context, unsigned index, unsigned count)
 {
-    if (s != NULL)
-        s->in_use = 0;
+    uint8_t below[STACK_BYTES];
+
+    (void)context;
+    (void)index;
+    (void)count;
+    cb_wipe(below, sizeof below);
+    return 0;
 }
 
-/* debug_memory: a position that is read before it was written is not a number. */
-static void poison_cache(colibri_session *s)
+/* secure_mode: zero what the sequence left in its buffers and in those that all sessions share. */
+static void wipe_session(colibri_session *s)
 {
     colibri_model *m = s->model;
-    uint32_t layer;
+    const struct cb_guards *g = &m->arena.guards;
 
-    for (layer = 0; m->arena.guards.table.base != NULL && layer < m->block.layers; layer++) {
-        const struct cb_layer *l = cb_model_layer(m, layer);
-        const struct cb_block_attention *a = &l->r.attention;
-        uint64_t row = (uint64_t)m->plan.context_tokens * cb_kv_element_bytes(m->plan.kv);
+    if (m->secure_mode == 0 || s->written == 0)
+        return;
+    (void)cb_session_cache(s, s->written, NULL, NULL, 0);
+    cb_guards_wipe(g, s->logits, s->ids + m->plan.context_tokens);
+    cb_guards_wipe(g, m->scratch.x, m->sessions);
+    if (cb_is_streamed(m))
+        cb_guards_wipe(g, m->residency.grouped.q, m->residency.ahead.ids);
+    (void)cb_pool_run(&m->pool, wipe_stack, NULL, CB_MAX_THREADS);
+    s->written = 0;
+}
 
-        if (l->r.layer.mixer_kind != CB_MIXER_ATTENTION)
-            continue;
-        cb_guards_poison(&m->arena.guards, s->kv + l->k_offset, a->kv_heads * a->head_dim * row);
-        cb_guards_poison(&m->arena.guards, s->kv + l->v_offset, a->kv_heads * a->value_dim * row);
-    }
+void colibri_session_free(colibri_session *s)
+{
+    if (s == NULL)
+        return;
+    wipe_session(s);
+    memset(&s->sampler, 0, sizeof s->sampler);
+    s->sampled = 0;
+    s->position = 0;
+    s->in_use = 0;
 }
 
 void colibri_session_reset(colibri_session *s)
 {
+    struct cb_guards *g;
+
     if (s == NULL)
         return;
-    poison_cache(s);
+    wipe_session(s);
+    g = &s->model->arena.guards;
+    if (g->table.base != NULL) /* a position that is read before it was written is not a number */
+        g->poisoned_bytes += cb_session_cache(s, s->model->plan.context_tokens, NULL, NULL, CB_POISON);
     s->position = 0;
     s->batch = 0;
     s->sampled = 0;
@@ -137,6 +161,7 @@ static int append_batches(colibri_session *s, const void *ids, size_t count, col
         pass.tokens = tokens;
         pass.position = s->position;
         pass.error = error;
+        s->written = (uint32_t)cb_max64(s->written, s->position + tokens);
         code = cb_forward(&pass, tokens == count);
         if (code != 0)
             break;
@@ -271,6 +296,8 @@ int colibri_tokenize(colibri_model *m, const char *text, size_t length, enum col
         return code;
     code = cb_tokenizer_encode(&m->tokenizer, text, length, form, m->merge_scratch,
                                (size_t)CB_PLAN_MERGE_BYTES * m->max_text_bytes, ids, count, error);
+    if (m->secure_mode != 0)
+        cb_wipe(m->merge_scratch, (size_t)CB_PLAN_MERGE_BYTES * length);
     if (code == 0)
         code = cb_model_check_guards(m, error);
     cb_model_leave(m);

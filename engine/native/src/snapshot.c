@@ -19,11 +19,11 @@ static uint32_t kv_kind(const colibri_model *m)
 
 /* ---- the KV cache ------------------------------------------------------------------------------ */
 
-/* The used positions of a plane [heads][context][dim]: to `out`, or from `in`. Bytes. */
+/* The same of one plane [heads][context][dim]. */
 static uint64_t move_plane(const colibri_session *s, uint8_t *plane, uint64_t heads, uint64_t dim,
-                           uint32_t position, uint8_t *out, const uint8_t *in)
+                           uint32_t positions, uint8_t *out, const uint8_t *in, int fill)
 {
-    uint64_t row = dim * cb_kv_element_bytes(s->model->plan.kv), used = position * row, head;
+    uint64_t row = dim * cb_kv_element_bytes(s->model->plan.kv), used = positions * row, head;
 
     for (head = 0; head < heads; head++) {
         uint8_t *at = plane + (size_t)(head * s->model->plan.context_tokens * row);
@@ -32,13 +32,14 @@ static uint64_t move_plane(const colibri_session *s, uint8_t *plane, uint64_t he
             memcpy(out + (size_t)(head * used), at, (size_t)used);
         if (in != NULL)
             memcpy(at, in + (size_t)(head * used), (size_t)used);
+        if (fill >= 0)
+            cb_fill(at, fill, (size_t)used);
     }
     return heads * used;
 }
 
-/* All layers; out and in both NULL: only the size. */
-static uint64_t move_cache(const colibri_session *s, uint32_t position, uint8_t *out,
-                           const uint8_t *in)
+uint64_t cb_session_cache(const colibri_session *s, uint32_t positions, uint8_t *out, const uint8_t *in,
+                          int fill)
 {
     const colibri_model *m = s->model;
     uint64_t bytes = 0;
@@ -50,12 +51,12 @@ static uint64_t move_cache(const colibri_session *s, uint32_t position, uint8_t 
 
         if (l->r.layer.mixer_kind != CB_MIXER_ATTENTION)
             continue;
-        bytes += move_plane(s, s->kv + l->k_offset, a->kv_heads, a->head_dim, position,
+        bytes += move_plane(s, s->kv + l->k_offset, a->kv_heads, a->head_dim, positions,
                             out == NULL ? NULL : out + (size_t)bytes,
-                            in == NULL ? NULL : in + (size_t)bytes);
-        bytes += move_plane(s, s->kv + l->v_offset, a->kv_heads, a->value_dim, position,
+                            in == NULL ? NULL : in + (size_t)bytes, fill);
+        bytes += move_plane(s, s->kv + l->v_offset, a->kv_heads, a->value_dim, positions,
                             out == NULL ? NULL : out + (size_t)bytes,
-                            in == NULL ? NULL : in + (size_t)bytes);
+                            in == NULL ? NULL : in + (size_t)bytes, fill);
     }
     return bytes;
 }
@@ -63,7 +64,7 @@ static uint64_t move_cache(const colibri_session *s, uint32_t position, uint8_t 
 static uint64_t total_bytes(const colibri_session *s, uint32_t position)
 {
     return CB_SNAPSHOT_HEADER_BYTES + 4 * (uint64_t)position + 4 * (uint64_t)s->model->block.vocabulary +
-           move_cache(s, position, NULL, NULL);
+           cb_session_cache(s, position, NULL, NULL, -1);
 }
 
 static void hash_snapshot(const uint8_t *data, size_t bytes, uint8_t hash[CB_HASH_BYTES])
@@ -119,7 +120,7 @@ int colibri_session_save(colibri_session *s, void *memory, size_t capacity, coli
     out += 4 * (size_t)h.position;
     memcpy(out, s->logits, 4 * (size_t)h.vocabulary);
     out += 4 * (size_t)h.vocabulary;
-    (void)move_cache(s, h.position, out, NULL);
+    (void)cb_session_cache(s, h.position, out, NULL, -1);
     hash_snapshot(memory, (size_t)h.total_bytes, h.hash);
     memcpy(memory, &h, sizeof h);
     cb_model_leave(s->model);
@@ -253,8 +254,8 @@ static int restore(colibri_session *s, const uint8_t *data, size_t bytes, colibr
     colibri_session_reset(s);
     memcpy(s->ids, data, ids);
     memcpy(s->logits, data + ids, logits);
-    (void)move_cache(s, h.position, NULL, data + ids + logits);
-    s->position = h.position;
+    (void)cb_session_cache(s, h.position, NULL, data + ids + logits, -1);
+    s->position = s->written = h.position;
     s->sampled = h.sampled;
     s->has_logits = 1;
     return 0;

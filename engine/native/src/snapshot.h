@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "colibri.h"
 #include "spec.h"
 
 #define CB_SNAPSHOT_MAGIC { 'C', 'O', 'L', 'I', 'S', 'N', 'P', 0x1a }
@@ -22,5 +23,10 @@ struct cb_snapshot_header {
     uint8_t hash[CB_HASH_BYTES]; /* of everything, with this field zeroed */
 };
 _Static_assert(sizeof(struct cb_snapshot_header) == CB_SNAPSHOT_HEADER_BYTES, "no padding");
+
+/* The first `positions` rows of every head of the KV cache: to `out`, or from `in`, or filled with a
+ * byte (fill >= 0), or none of them. Their bytes. */
+uint64_t cb_session_cache(const colibri_session *s, uint32_t positions, uint8_t *out, const uint8_t *in,
+                          int fill);
 
 #endif

@@ -81,6 +81,9 @@ static void test_options_out_of_range_are_named(void)
     o.direct_io = 2;
     refuse(&o, COLIBRI_ERR_ARGUMENT, "direct_io is 2");
     quiet(&o);
+    o.secure_mode = 2;
+    refuse(&o, COLIBRI_ERR_ARGUMENT, "secure_mode is 2");
+    quiet(&o);
     o.isa = "mmx";
     refuse(&o, COLIBRI_ERR_ISA, "mmx");
 }

@@ -239,19 +239,6 @@ static void test_the_build_says_whether_it_checks_signatures(void)
     CHECK_EQUAL(colibri_signature_support(NULL), colibri_signature_support(id));
 }
 
-static void test_the_reserved_option_must_be_zero(void)
-{
-    colibri_model_options options;
-    colibri_model *model = NULL;
-    colibri_error error;
-
-    fresh();
-    colibri_model_options_default(&options);
-    options.reserved = 1;
-    CHECK_EQUAL(build_open(&file, file.size, &options, &model, &error), COLIBRI_ERR_ARGUMENT);
-    CHECK(strstr(error.message, "reserved") != NULL);
-}
-
 #ifndef CB_HAVE_SIGNATURES
 
 static void test_a_check_that_this_build_cannot_make_is_an_error(void)
@@ -482,7 +469,6 @@ int main(void)
     RUN(test_feature_bit_and_section_go_together);
     RUN(test_unknown_algorithms_and_reserved_bits_are_named);
     RUN(test_the_build_says_whether_it_checks_signatures);
-    RUN(test_the_reserved_option_must_be_zero);
 #ifndef CB_HAVE_SIGNATURES
     RUN(test_a_check_that_this_build_cannot_make_is_an_error);
 #else

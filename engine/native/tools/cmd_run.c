@@ -376,6 +376,9 @@ static int run_session(const struct run_values *values, colibri_model *model,
         }
         colibri_session_free(g.session);
     }
+    if (stream.ids != NULL) {
+        ctl_wipe(stream.ids, stream.count * sizeof *stream.ids);
+    }
     free(stream.ids);
     return exit_code;
 }
@@ -454,11 +457,6 @@ int ctl_command_run(int argc, char *const *argv)
         exit_code = ctl_pieces_parse(NAME, values.batch_split, &pieces);
     }
     if (exit_code == 0) {
-        const char *const inputs[] = { positionals[0], values.prefix, values.prompt_file };
-
-        exit_code = ctl_output_differs(NAME, values.telemetry, inputs, 3);
-    }
-    if (exit_code == 0) {
         exit_code = ctl_sandbox_resolve(NAME, &values.sandbox, CTL_SANDBOX_OFF);
     }
     if (exit_code == 0 && ctl_sandbox_on(&values.sandbox) && values.telemetry != NULL) {
@@ -467,8 +465,15 @@ int ctl_command_run(int argc, char *const *argv)
                   "--sandbox off where nothing forces it, or leave it out"));
     }
     if (exit_code == 0) {
+        const char *const inputs[] = { positionals[0], values.prefix, values.prompt_file };
+
+        exit_code = ctl_output_differs(NAME, values.telemetry, inputs, 3);
+    }
+    if (exit_code == 0) {
         exit_code = read_prompt(&values, (size_t)model_values.max_text_bytes, &prompt);
     }
+    ctl_wipe_argument(values.prompt);
+    ctl_wipe_argument(values.ids);
     if (exit_code == 0) {
         exit_code = open_and_run(&values, positionals[0], &model_values, &prompt, &pieces);
     }

@@ -15,7 +15,8 @@
 #define NAME "snapshot"
 
 struct snapshot_values {
-    const char *prompt, *prompt_file, *ids, *output;
+    char *prompt, *ids;
+    const char *prompt_file, *output;
     bool chat, quiet;
 };
 
@@ -118,6 +119,8 @@ int ctl_command_snapshot(int argc, char *const *argv)
     if (exit_code == 0) {
         exit_code = read_prompt(&values, (size_t)model_values.max_text_bytes, &prompt);
     }
+    ctl_wipe_argument(values.prompt);
+    ctl_wipe_argument(values.ids);
     if (exit_code == 0) {
         exit_code = ctl_model_open(NAME, positionals[0], &model_values, &model);
     }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "../src/spec.h"
 #include "log.h"
@@ -13,6 +14,12 @@
 /* CB_MAX_COMMAND_TEXT_BYTES: the text and its ids are on the heap of the command: 5 bytes per byte, which must fit beside its
  * own pages into the process_bytes of the plan (4 MiB). Programs may go further (colibri.h). */
 #define MAX_BUDGET_BYTES 1125899906842624.0 /* 1 PiB: exact as a double */
+
+#ifdef COLIBRI_SECURE_MODE
+#define SECURE_FORCED true
+#else
+#define SECURE_FORCED false
+#endif
 
 #define AT(field) offsetof(struct ctl_model_values, field)
 
@@ -50,6 +57,8 @@ const struct ctl_option ctl_model_options[] = {
       "give up on storage that does not answer; 0 = 30000" },
     { "debug-memory", 0, CTL_FLAG, AT(debug_memory), 0, 0, NULL, NULL,
       "check guards between all buffers after every call" },
+    { "secure", 0, CTL_FLAG, AT(secure), 0, 0, NULL, NULL,
+      "wipe what a prompt left in memory; no core dumps" },
     { "max-text", 0, CTL_SIZE, AT(max_text_bytes), 1, CB_MAX_COMMAND_TEXT_BYTES, "BYTES", "64K",
       "longest prompt text; memory for it is planned" },
 };
@@ -94,7 +103,7 @@ static int environment_prefetch(const char *command, uint32_t *depth)
 
 int ctl_model_environment(const char *command, struct ctl_model_values *values)
 {
-    bool verify, chunks, signed_only, lock, debug_memory;
+    bool verify, chunks, signed_only, lock, debug_memory, secure;
     int exit_code = environment_word(command, "COLIBRI_VERIFY_MODEL_HASH", "1", "0", &verify);
 
     if (exit_code == 0) {
@@ -110,6 +119,9 @@ int ctl_model_environment(const char *command, struct ctl_model_values *values)
         exit_code = environment_word(command, "COLIBRI_DEBUG_MEMORY", "1", "0", &debug_memory);
     }
     if (exit_code == 0) {
+        exit_code = environment_word(command, "COLIBRI_SECURE_MODE", "1", "0", &secure);
+    }
+    if (exit_code == 0) {
         exit_code = environment_prefetch(command, &values->prefetch_depth);
     }
     if (exit_code != 0) {
@@ -123,6 +135,7 @@ int ctl_model_environment(const char *command, struct ctl_model_values *values)
     }
     values->signed_only = values->signed_only || signed_only;
     values->debug_memory = values->debug_memory || debug_memory;
+    values->secure = values->secure || secure || SECURE_FORCED;
     if (lock) {
         values->lock = COLIBRI_LOCK_REQUIRE;
     }
@@ -214,6 +227,10 @@ int ctl_model_try(const char *command, const char *path, struct ctl_model_values
     options.require_signature = values->signed_only;
     options.stall_ms = values->stall_ms;
     options.debug_memory = values->debug_memory;
+    options.secure_mode = values->secure;
+    if (values->secure) { /* the file is parsed with the prompt in memory: before that */
+        (void)setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 }); /* lowering is always allowed */
+    }
     if (values->public_key_file != NULL) {
         exit_code = ctl_public_key_load(values->public_key_file, key);
         if (exit_code != 0) {

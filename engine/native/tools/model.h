@@ -21,6 +21,7 @@ struct ctl_model_values {
     bool signed_only;
     uint32_t stall_ms;
     bool debug_memory;
+    bool secure;
     bool never_lock; /* commands that compute nothing, whatever the options say */
 };
 
@@ -33,7 +34,7 @@ void ctl_model_values_for_verifying(struct ctl_model_values *values);
 const char *ctl_signature_name(uint32_t signature);
 
 /* Tightens *values as the environment asks: COLIBRI_VERIFY_MODEL_HASH=1, COLIBRI_VERIFY_CHUNKS=1,
- * COLIBRI_SIGNED_ONLY=1, COLIBRI_LOCK=require.
+ * COLIBRI_SIGNED_ONLY=1, COLIBRI_SECURE_MODE=1, COLIBRI_LOCK=require; and as the build forces.
  * 0, or the exit code after printing why. */
 int ctl_model_environment(const char *command, struct ctl_model_values *values);
 

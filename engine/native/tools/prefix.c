@@ -68,6 +68,7 @@ int ctl_prefix_save(const char *path, colibri_session *session)
             ctl_place_close(&place);
         }
     }
+    ctl_wipe(bytes, (size_t)size);
     free(bytes);
     return exit_code;
 }
@@ -116,6 +117,7 @@ static int restore_from(const char *path, int fd, const colibri_model *model, co
         colibri_session_restore(session, bytes, (size_t)state.st_size, &error) != 0) {
         exit_code = ctl_fail(path, &error);
     }
+    ctl_wipe(bytes, (size_t)state.st_size);
     free(bytes);
     return exit_code;
 }

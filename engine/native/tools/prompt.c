@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../src/common.h"
 #include "../src/spec.h"
 #include "options.h"
 #include "output.h"
@@ -176,16 +177,21 @@ static int check_fits(const char *command, const colibri_model *model,
 
 void ctl_wipe(void *bytes, size_t count)
 {
-    volatile char *at = bytes; /* volatile: the stores are not dead */
+    cb_wipe(bytes, count);
+}
 
-    for (size_t i = 0; i < count; i++) {
-        at[i] = 0;
+void ctl_wipe_argument(char *text)
+{
+    if (text != NULL) {
+        ctl_wipe(text, strlen(text));
     }
 }
 
 static void free_text(struct ctl_prompt *prompt)
 {
-    ctl_wipe(prompt->text, prompt->text_bytes);
+    if (prompt->text != NULL) {
+        ctl_wipe(prompt->text, prompt->text_bytes);
+    }
     free(prompt->text);
     prompt->text = NULL;
     prompt->text_bytes = 0;
@@ -199,6 +205,7 @@ int ctl_prompt_tokenize(const char *command, colibri_model *model, enum colibri_
     if (!prompt->is_ids) {
         /* no token is shorter than a byte, so this always suffices */
         prompt->count = prompt->text_bytes + CTL_MAX_CHAT_IDS; /* pages are taken as they are filled */
+        prompt->touched = prompt->count;
         prompt->ids = malloc(prompt->count * sizeof *prompt->ids);
         if (prompt->ids == NULL) {
             return out_of_memory(command, prompt->count * sizeof *prompt->ids);
@@ -208,6 +215,7 @@ int ctl_prompt_tokenize(const char *command, colibri_model *model, enum colibri_
             prompt->count = 0;
             return ctl_fail(command, &error);
         }
+        prompt->touched = prompt->count;
         free_text(prompt);
     }
     return check_fits(command, model, prompt);
@@ -216,6 +224,10 @@ int ctl_prompt_tokenize(const char *command, colibri_model *model, enum colibri_
 void ctl_prompt_free(struct ctl_prompt *prompt)
 {
     free_text(prompt);
+    if (prompt->ids != NULL) {
+        ctl_wipe(prompt->ids, (prompt->touched > prompt->count ? prompt->touched : prompt->count) *
+                                  sizeof *prompt->ids);
+    }
     free(prompt->ids);
     memset(prompt, 0, sizeof *prompt);
 }

@@ -17,6 +17,7 @@ struct ctl_prompt {
     size_t text_bytes;
     int32_t *ids;    /* [count]; filled from a list, or from text by ctl_prompt_tokenize */
     size_t count;
+    size_t touched;  /* ids of the buffer that may hold something: all are wiped */
     bool is_ids;
 };
 
@@ -34,7 +35,9 @@ int ctl_prompt_tokenize(const char *command, colibri_model *model, enum colibri_
                         struct ctl_prompt *prompt);
 /* Zeroes bytes that nobody reads any more, which a compiler would otherwise leave out. */
 void ctl_wipe(void *bytes, size_t count);
-/* Wipes the text, which is the user's. */
+/* The same for a word of the command line, which other processes can read; may be NULL. */
+void ctl_wipe_argument(char *text);
+/* Wipes text and ids, which are the user's. */
 void ctl_prompt_free(struct ctl_prompt *prompt);
 
 /* "5,3" or "each" (also "1*"). */
