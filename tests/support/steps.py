@@ -130,6 +130,7 @@ def lint() -> list[Step]:
     ruff = [PYTHON, "-m", "ruff", "check", "--no-cache", "--config", str(CONFIG)]
     typed = {
         "configs/kernel": "",
+        "configs/seccomp": "",
         "tests/bench": "tests/bench:tests/unit",
         "tests/boot": "configs/kernel:tests",
         "tests/fuzz": "tests/unit",
@@ -153,6 +154,7 @@ def check_gen() -> list[Step]:
         "format": "engine/spec/generate.py",
         "families": "engine/spec/generate_families.py",
         "boards": "engine/spec/generate_boards.py",
+        "syscalls": "configs/seccomp/generate.py",
         "unicode": "engine/spec/generate_unicode.py",
         "golden": "engine/native/tests/make_golden.py",
     }
