@@ -246,6 +246,18 @@ def _plan(args: argparse.Namespace) -> int:
     return plan_command(args)
 
 
+def _units_arguments(parser: argparse.ArgumentParser) -> None:
+    from colibri.units import add_units_arguments
+
+    add_units_arguments(parser)
+
+
+def _units(args: argparse.Namespace) -> int:
+    from colibri.units import units_command
+
+    return units_command(args)
+
+
 _Arguments = Callable[[argparse.ArgumentParser], None]
 _Command = Callable[[argparse.Namespace], int]
 _COMMANDS: dict[str, tuple[str, str, _Arguments, _Command]] = {
@@ -288,6 +300,13 @@ _COMMANDS: dict[str, tuple[str, str, _Arguments, _Command]] = {
         "and multiplications of a token and the board's bandwidths. Below the floor: exit code 4.",
         _plan_arguments,
         _plan,
+    ),
+    "units": (
+        "write the settings of the service for a model on a board",
+        "Write what the units and init scripts take from the memory plan: colibri.conf with the options of the model, "
+        "and drop-ins with MemoryMax=. docs/deploy.md says where they go. Below the floor: exit code 4.",
+        _units_arguments,
+        _units,
     ),
     "calibrate": (
         "record how experts are used on a text, in a new file",
