@@ -586,6 +586,12 @@ def write_golden(path: Path, root: bytes, cases: Sequence[dict[str, Any]]) -> No
     """Write a golden file: temporary file, fsync, rename."""
     document = {"format": GOLDEN_FORMAT, "root": root.hex(), "cases": list(cases)}
     text = json.dumps(document, ensure_ascii=False, indent=1) + "\n"
+    if len(cases) > spec.MAX_GOLDEN_CASES or len(text.encode()) > spec.MAX_GOLDEN_BYTES:
+        raise ColibriError(
+            Code.LIMIT,
+            f"{path}: {len(cases)} cases, {len(text.encode())} bytes; devices read {spec.MAX_GOLDEN_CASES} cases in "
+            f"{spec.MAX_GOLDEN_BYTES} bytes: give fewer or shorter prompts",
+        )
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:

@@ -9,6 +9,7 @@
 
 #include "../src/spec.h"
 #include "commands.h"
+#include "golden.h"
 #include "log.h"
 #include "model.h"
 #include "options.h"
@@ -19,7 +20,6 @@
 #define NAME "install"
 #define COPY_BYTES 262144u
 #define MODEL_MODE 0644u /* of a new one */
-#define MAX_GOLDEN_BYTES 4194304u
 #define PROGRESS_SECONDS 2.0
 #define ROOT_BYTES 32u
 #define HEX_DIGITS 64u
@@ -108,39 +108,13 @@ static int open_source(struct job *job)
 /* The whole text of a golden file, if there is one. */
 static int read_golden(struct job *job)
 {
-    const char *slash = strrchr(job->source, '/');
-    size_t folder = slash != NULL ? (size_t)(slash - job->source) + 1 : 0;
     char path[4096 + CTL_NAME_BYTES];
-    char name[CTL_NAME_BYTES];
-    struct stat state;
-    ssize_t done = 1;
-    int fd;
+    colibri_error error = { .offset = -1 };
 
-    if (job->values.no_golden || folder >= 4096) {
+    if (job->values.no_golden || !ctl_golden_path(job->source, path, sizeof path)) {
         return 0;
     }
-    ctl_golden_name(job->source + folder, name);
-    (void)snprintf(path, sizeof path, "%.*s%s", (int)folder, job->source, name);
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0) {
-        return errno == ENOENT ? 0 : ctl_fail_message(path, COLIBRI_ERR_OPEN, "cannot open: %s", strerror(errno));
-    }
-    if (fstat(fd, &state) != 0 || !S_ISREG(state.st_mode) || state.st_size > (off_t)MAX_GOLDEN_BYTES) {
-        (void)close(fd);
-        return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT,
-                                "golden results are a regular file of at most %u bytes; leave them out with "
-                                "--no-golden",
-                                MAX_GOLDEN_BYTES);
-    }
-    job->golden = malloc(MAX_GOLDEN_BYTES);
-    while (job->golden != NULL && done > 0 && job->golden_bytes < MAX_GOLDEN_BYTES) {
-        done = read(fd, job->golden + job->golden_bytes, MAX_GOLDEN_BYTES - job->golden_bytes);
-        job->golden_bytes += done > 0 ? (size_t)done : 0;
-    }
-    (void)close(fd);
-    return job->golden == NULL || done < 0
-               ? ctl_fail_message(path, COLIBRI_ERR_IO, "cannot read the golden results")
-               : 0;
+    return ctl_golden_read(path, &job->golden, &job->golden_bytes, &error) == 0 ? 0 : ctl_fail(path, &error);
 }
 
 /* The value of "root" in the golden results: written first by their writer, looked for as text. */
@@ -279,10 +253,6 @@ static int verify_copy(struct job *job)
 /* Golden results of this very model, and, when its signature covers them, unchanged. */
 static int check_golden(const struct job *job)
 {
-    static const uint8_t none[ROOT_BYTES];
-    uint8_t found[ROOT_BYTES];
-    colibri_sha256 hash;
-
     if (job->golden == NULL) {
         return 0;
     }
@@ -291,11 +261,7 @@ static int check_golden(const struct job *job)
                                 "the golden results beside it are of another model; fetch both again, or leave "
                                 "them out with --no-golden");
     }
-    colibri_sha256_init(&hash);
-    colibri_sha256_update(&hash, job->golden, job->golden_bytes);
-    colibri_sha256_final(&hash, found);
-    if (memcmp(job->report.golden_sha256, none, sizeof none) != 0 &&
-        memcmp(job->report.golden_sha256, found, sizeof found) != 0) {
+    if (!ctl_golden_is_signed(job->golden, job->golden_bytes, &job->report)) {
         return ctl_fail_message(job->source, COLIBRI_ERR_SIGNATURE,
                                 "the golden results beside it are not those that were signed with it; fetch both "
                                 "again");

@@ -42,7 +42,8 @@ static int read_text(int fd, char **text, size_t *bytes, colibri_error *error)
     if (fstat(fd, &state) != 0 || !S_ISREG(state.st_mode) || state.st_size > (off_t)CB_MAX_GOLDEN_BYTES) {
         error->code = COLIBRI_ERR_ARGUMENT;
         (void)snprintf(error->message, sizeof error->message,
-                       "golden results are a regular file of at most %u bytes", CB_MAX_GOLDEN_BYTES);
+                       "golden results are a regular file of at most %u bytes; leave them out with --no-golden",
+                       CB_MAX_GOLDEN_BYTES);
         return error->code;
     }
     *text = malloc(CB_MAX_GOLDEN_BYTES); /* pages are taken as they are filled */
