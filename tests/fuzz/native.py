@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The C fuzz targets (engine/native/tests/fuzz_*.c) with libFuzzer.
 
-    build/venv/bin/python tests/fuzz/native.py --seconds 60 [model] [request] [snapshot] [tokenizer]
+    build/venv/bin/python tests/fuzz/native.py --seconds 60 [golden] [model] [request] [snapshot] [tokenizer]
 
 The engine is compiled by clang into build/libfuzzer with the coverage that libFuzzer reads, under
 AddressSanitizer and UndefinedBehaviorSanitizer; each target is then compiled again without its own
@@ -54,7 +54,13 @@ REQUESTS = (
     b'{"prompt": "a \\u00e9\\ud83d\\ude00", "tokens": 5, "temp": 0.5, "seed": 18446744073709551615}',
     b'{"ids": "1,2,3", "chat": true}', b'{"op": "health"}', b"{}",
 )  # fmt: skip
+HASH = b"0123456789abcdef" * 4
+GOLDEN = (
+    b'{"format": 1, "root": "' + HASH + b'", "cases": [{"name": "\\u00e9", "prompt": "", "chat": false, "prompt_ids": [1,'
+    b' 20], "kv": "f16", "n": 3, "ids": [0], "text": "", "logits_sha256": "' + HASH + b'"}]}'
+)
 SEEDS: dict[str, Callable[[], Sequence[bytes]]] = {
+    "golden": lambda: [GOLDEN],
     "model": models,
     "request": lambda: REQUESTS,
     "snapshot": lambda: [b"#", bytes(256)],

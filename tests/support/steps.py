@@ -186,10 +186,11 @@ def fuzz(mutations: int = 2000) -> list[Step]:
     tokenizer = pytest("fuzz-tokenizer", *tests, COLIBRI_NATIVE_BUILD=str(BUILD / "asan"))
     model = Step("fuzz-model", [str(BUILD / "asan" / "fuzz_model"), "--mutations", str(mutations), *models])
     snapshot = Step("fuzz-snapshot", [str(BUILD / "asan" / "fuzz_snapshot"), "--mutations", str(20 * mutations)])
-    return [model, tokenizer, snapshot]
+    golden = Step("fuzz-golden", [str(BUILD / "asan" / "fuzz_golden"), "--mutations", str(20 * mutations)])
+    return [model, tokenizer, snapshot, golden]
 
 
-FUZZ_NATIVE = ("model", "request", "snapshot", "tokenizer")
+FUZZ_NATIVE = ("golden", "model", "request", "snapshot", "tokenizer")
 FUZZ_READERS = ("config", "gguf", "pickle", "safetensors", "zip")
 
 
