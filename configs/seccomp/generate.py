@@ -36,6 +36,17 @@ EQUAL, MASKED = "SCMP_CMP_EQ", "SCMP_CMP_MASKED_EQ"
 ALLOW, ERRNO = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"
 WORD = 0xFFFFFFFF
 STEADY_GOAL = 25  # system calls; more are refused here
+# Never allowed behind colibri_sandbox_enter, whatever the arguments; and never without a condition on them.
+NEVER = frozenset((
+    "fork", "vfork", "execve", "execveat", "ptrace", "process_vm_readv", "process_vm_writev", "pkey_mprotect",
+    "memfd_create", "uselib", "personality", "modify_ldt", "bpf", "userfaultfd", "io_uring_setup",
+    "perf_event_open", "keyctl", "mount", "unshare", "setns", "kill", "tkill", "tgkill", "socketcall",
+    "socketpair", "sendmsg", "remap_file_pages", "shmat",
+))  # fmt: skip
+CONDITIONAL = frozenset(("clone", "mmap", "mmap2", "mprotect", "socket", "prctl", "ioctl", "sendto"))
+NOT_STEADY = frozenset(
+    ("clone", "clone3", "socket", "open", "openat", "openat2", "prctl", "ioctl", "seccomp", "connect")
+)
 
 # What the kernel calls the classes, returns and offsets (linux/filter.h, linux/seccomp.h).
 LOAD, AND, RETURN, JUMP_EQUAL, JUMP_SET = 0x20, 0x54, 0x06, 0x15, 0x45
@@ -103,6 +114,19 @@ def read_condition(data: dict[str, Any], where: str) -> Condition:
     return Condition(data["index"], int(value or 0), int(second))
 
 
+def check_names(group: dict[str, Any], error: int, phases: tuple[str, ...], conditions: tuple[Condition, ...],
+                where: str) -> None:  # fmt: skip
+    """What the sandbox is for: these calls stay refused, whoever edits the profile."""
+    names = set(group["names"])
+    if error or phases == ("load",):
+        return
+    wrong = names & (NEVER | {"clone3"})
+    wrong |= set() if conditions else names & CONDITIONAL
+    wrong |= names & NOT_STEADY if "steady" in phases else set()
+    if wrong:
+        raise ProfileError(f"{where}: {sorted(wrong)} may not be allowed like this in x-phase {phases}")
+
+
 def read_rules(text: str) -> list[Rule]:
     """The groups of a profile, in their order; everything unknown is refused."""
     data = json.loads(text)
@@ -126,6 +150,7 @@ def read_rules(text: str) -> list[Rule]:
         if (group["action"], error > 0) not in ((ALLOW, False), (ERRNO, True)) or not 0 <= error < 4096:
             raise ProfileError(f"{where}: action must be {ALLOW}, or {ERRNO} with errnoRet 1..4095")
         conditions = tuple(read_condition(item, where) for item in group.get("args", []))
+        check_names(group, error, phases, conditions, where)
         rules.append(Rule(tuple(group["names"]), error, conditions, phases, group["comment"]))
     return rules
 
@@ -352,7 +377,11 @@ def table(rules: list[Rule], numbers: dict[str, dict[str, int]]) -> str:
         marks = ["yes" if phase in rule.phases else "" for phase in ("load", *PHASES)]
         names = " ".join(f"`{name}`" for name in rule.names)
         rows.append(f"| {names} | {' | '.join(marks)} | {describe(rule)} | {rule.comment} |")
-    rows += ["", "| architecture | allowed in start | allowed in steady | instructions of the filters |", "|---|---|---|---|"]
+    rows += [
+        "",
+        "| architecture | allowed in start | allowed in steady | instructions of the filters |",
+        "|---|---|---|---|",
+    ]
     for one in ARCHITECTURES:
         counts = [call_count(rules, phase, one, numbers) for phase in PHASES]
         sizes = [len(compile_filter(rules, phase, one, numbers)) for phase in PHASES]

@@ -540,6 +540,39 @@ static int child_generate(const void *argument)
     return code != 0;
 }
 
+/* An expert that storage spoiled is an error, and so is the next try: the library does not open the file
+ * again, which would end the process. Only on a file of our own. */
+static int child_failed_read(const void *argument)
+{
+    const struct task *t = argument;
+    static const uint8_t junk[65536] = {1};
+    colibri_model_options options;
+    colibri_model *model = NULL;
+    colibri_session *session = NULL;
+    colibri_error error = {.code = 0};
+    int code = 0, fd = open(t->path, O_WRONLY);
+    off_t end = fd >= 0 ? lseek(fd, 0, SEEK_END) : 0, at = lseek(fd, end / 2, SEEK_SET);
+
+    colibri_model_options_default(&options);
+    options.threads = 2;
+    options.residency = COLIBRI_RESIDENCY_STREAM;
+    options.expert_slots = 3;
+    if (at <= 0 || colibri_model_open(t->path, &options, &model, &error) != 0 ||
+        colibri_session_create(model, &session, &error) != 0)
+        return 1;
+    if (!enter(COLIBRI_SANDBOX_STEADY, COLIBRI_SANDBOX_KILL, NULL))
+        return 2;
+    for (; at < end; at += (off_t)sizeof junk)
+        if (write(fd, junk, (size_t)(end - at) < sizeof junk ? (size_t)(end - at) : sizeof junk) < 0)
+            return 3;
+    for (int i = 0; code == 0 && i < 64; i++)
+        code = colibri_session_append(session, &t->ids[(size_t)i % t->count], 1, &error);
+    shared->code = code;
+    for (int i = 0; code != 0 && i < 3; i++)
+        code = colibri_session_append(session, &t->ids[(size_t)i % t->count], 1, &error);
+    return code == 0 || shared->code != COLIBRI_ERR_CHUNK_MISMATCH ? 4 : 0;
+}
+
 static void to_hex(char hex[65])
 {
     for (size_t i = 0; i < 32; i++)
@@ -635,8 +668,12 @@ int main(int argc, char **argv)
     check_kills();
     check_files(task.path);
     check_model(&task, argc > 4 ? argv[4] : NULL);
-    if (file.size > 0)
+    if (file.size > 0) {
+        int status = run_child(child_failed_read, &task);
+
+        check_one(status == 0, "a read that fails stays an error", shared->code, status);
         (void)unlink(task.path);
+    }
     if (check_failures > 0)
         printf("sandbox_probe: FAILED checks=%d failed=%d\n", checks, check_failures);
     else
