@@ -374,7 +374,7 @@ def table(rules: list[Rule], numbers: dict[str, dict[str, int]]) -> str:
     """The part of docs/sandbox.md."""
     rows = ["| system calls | load | start | steady | only if | why |", "|---|---|---|---|---|---|"]
     for rule in rules:
-        marks = ["yes" if phase in rule.phases else "" for phase in ("load", *PHASES)]
+        marks = ["yes", *("yes" if phase in rule.phases else "" for phase in PHASES)]
         names = " ".join(f"`{name}`" for name in rule.names)
         rows.append(f"| {names} | {' | '.join(marks)} | {describe(rule)} | {rule.comment} |")
     rows += [
