@@ -167,6 +167,8 @@ static void *reader_main(void *argument)
     struct cb_reader *r = argument;
 
     (void)pthread_mutex_lock(&r->mutex);
+    r->alive++;
+    (void)pthread_cond_signal(&r->done);
     while (!r->stop) {
         uint32_t slot = pop(r, &r->urgent);
 
@@ -345,6 +347,10 @@ int cb_reader_start(struct cb_reader *r, const colibri_model *m, int fd, const c
                        "only %u of %u reading threads could be started: %s; lower io_threads or "
                        "raise the process limit",
                        r->started, threads, strerror(result));
+    (void)pthread_mutex_lock(&r->mutex); /* as cb_pool_start: a sandbox may close now */
+    while (r->alive < threads)
+        (void)pthread_cond_wait(&r->done, &r->mutex);
+    (void)pthread_mutex_unlock(&r->mutex);
     return 0;
 }
 

@@ -51,7 +51,7 @@ struct cb_reader {
     const colibri_model *model;
     struct cb_read *reads;  /* [slots] */
     int file, direct;       /* descriptors; direct -1: not to be had */
-    uint32_t threads, started;
+    uint32_t threads, started, alive; /* alive: those that have begun */
     pthread_mutex_t mutex;
     pthread_cond_t work, done;
     struct cb_read_list urgent, ahead, loaded, finished;

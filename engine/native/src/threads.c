@@ -144,6 +144,14 @@ static int create_workers(struct cb_pool *pool, const pthread_attr_t *attributes
     return result;
 }
 
+static int do_nothing(void *context, unsigned index, unsigned count)
+{
+    (void)context;
+    (void)index;
+    (void)count;
+    return 0;
+}
+
 int cb_pool_start(struct cb_pool *pool, unsigned threads, colibri_error *error)
 {
     pthread_attr_t attributes;
@@ -177,6 +185,10 @@ int cb_pool_start(struct cb_pool *pool, unsigned threads, colibri_error *error)
                        "process limit",
                        got, threads, strerror(result));
     }
+    /* A new thread makes system calls of libc's (rseq, robust lists) that a sandbox entered right after
+     * this would refuse: every worker has made them when it has done a task. */
+    (void)cb_pool_run(pool, do_nothing, NULL, threads);
+    pool->barriers = 0;
     return 0;
 }
 
