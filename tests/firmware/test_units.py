@@ -98,7 +98,7 @@ def verify(folder: Path) -> str:
     names = [str(path) for path in sorted(folder.iterdir()) if path.is_file()]
     done = subprocess.run(
         [need("systemd-analyze", "systemd"), "verify", "--man=no", *names], capture_output=True, text=True, check=False,
-        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{folder}:", "SYSTEMD_LOG_LEVEL": "notice", "SYSTEMD_LOG_TARGET": "console"},
+        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{folder}:", "SYSTEMD_LOG_LEVEL": "notice"},
     )  # fmt: skip
     about = [line for line in done.stdout.splitlines() + done.stderr.splitlines() if "colibri" in line]
     return "\n".join(about)

@@ -31,8 +31,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "bc", "bison", "build-essential", "cpio", "e2fsprogs", "erofs-utils", "flex", "gcc-aarch64-linux-gnu",
         "libc6-dev-arm64-cross", "linux-source-6.1", "perl", "qemu-system-arm", "xz-utils",
     ),
-    "test": ("binutils", "clang", "g++", "gcc-arm-linux-gnueabihf", "git", "libc6-dev-armhf-cross",
-             "qemu-user"),
+    "test": ("binutils", "busybox", "clang", "dash", "g++", "gcc-arm-linux-gnueabihf", "git",
+             "libc6-dev-armhf-cross", "qemu-user", "systemd"),
 }  # fmt: skip
 
 
