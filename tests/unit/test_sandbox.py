@@ -468,6 +468,13 @@ def test_run_gives_the_golden_bits_in_the_sandbox(action: str, residency: str) -
     assert re.search(r"vmhwm_bytes=\d+", done.stderr)
 
 
+def test_selftest_runs_in_the_sandbox_and_closes_it_at_the_end() -> None:
+    done = colibrictl("selftest", models() / "tiny.colibri", "-n", "2", "--sandbox", "kill")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^selftest: \w+ ok$", done.stdout, re.MULTILINE)
+    assert "sandbox: phase=steady action=kill" in done.stderr
+
+
 def test_run_is_outside_of_the_sandbox_unless_asked() -> None:
     done = run_golden()
     assert done.returncode == 0, done.stderr

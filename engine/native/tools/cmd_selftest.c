@@ -11,6 +11,7 @@
 #include "options.h"
 #include "output.h"
 #include "prompt.h"
+#include "sandbox.h"
 
 #define NAME "selftest"
 #define DEFAULT_PROMPT "1,2,3,4,5,6,7,8,9,10,11,12"
@@ -18,6 +19,7 @@
 struct selftest_values {
     const char *isa, *ids, *expect;
     uint32_t tokens, kv;
+    struct ctl_sandbox_values sandbox;
 };
 
 #define AT(field) offsetof(struct selftest_values, field)
@@ -36,7 +38,8 @@ static const char selftest_notes[] =
     "Without MODEL the built-in vectors of every operator run on each instruction set. With MODEL the\n"
     "same prompt runs on each instruction set, with 1 to 4 threads, in one call and token by token: all\n"
     "logits must have one hash. The hashes of MODEL.golden.json can be given as --expect-sha256\n"
-    "(with its ids, n and kv).\n"
+    "(with its ids, n and kv). With --sandbox all of it runs in phase start, and phase steady is\n"
+    "entered at the end: both must be possible here.\n"
     "\n"
     "Examples:\n"
     "  colibrictl selftest\n"
@@ -201,6 +204,7 @@ int ctl_command_selftest(int argc, char *const *argv)
     struct selftest_values values = { 0 };
     const struct ctl_group groups[] = {
         { "Options", selftest_options, sizeof selftest_options / sizeof selftest_options[0], &values },
+        { "Sandbox", ctl_sandbox_options, CTL_SANDBOX_OPTION_COUNT, &values.sandbox },
     };
     const struct ctl_command command = {
         .name = NAME,
@@ -209,7 +213,7 @@ int ctl_command_selftest(int argc, char *const *argv)
                    "pattern.",
         .notes = selftest_notes,
         .groups = groups,
-        .group_count = 1,
+        .group_count = 2,
         .positional_names = { "MODEL" },
         .positionals_min = 0,
         .positionals_max = 1,
@@ -224,11 +228,19 @@ int ctl_command_selftest(int argc, char *const *argv)
     }
     exit_code = check_expected(&values, positionals[0], &expected);
     if (exit_code == 0) {
+        exit_code = ctl_sandbox_resolve(NAME, &values.sandbox, CTL_SANDBOX_OFF);
+    }
+    if (exit_code == 0) {
+        exit_code = ctl_sandbox_enter(NAME, &values.sandbox, COLIBRI_SANDBOX_START, positionals, 1, NULL);
+    }
+    if (exit_code == 0) {
         exit_code = ctl_selftest_operators(values.isa);
     }
     if (exit_code == 0 && positionals[0] != NULL) {
         exit_code = test_model(positionals[0], &values, &expected);
     }
     finished = ctl_finish_stdout();
-    return exit_code != 0 ? exit_code : finished;
+    exit_code = exit_code != 0 ? exit_code : finished;
+    return exit_code != 0 ? exit_code
+                          : ctl_sandbox_enter(NAME, &values.sandbox, COLIBRI_SANDBOX_STEADY, NULL, 0, NULL);
 }
