@@ -100,7 +100,11 @@ corpus: setup-demo ## hostile model files, each named for the rule it breaks, in
 planted: setup ## plant one bug at a time in a copy of the engine: the bit comparison must find each
 	@PYTHONPATH=engine $(VENV)/python tests/unit/planted_bugs.py
 
-.PHONY: bench bench-kernels bench-memory bench-open bench-peer bench-plan bench-cache bench-telemetry bench-verify
+.PHONY: planted-boot
+planted-boot: setup setup-demo models ## plant one fault at a time in an image: the boot suite must find each
+	@$(VENV)/python tests/boot/planted_faults.py
+
+.PHONY: bench bench-kernels bench-memory bench-open bench-peer bench-plan bench-cache bench-telemetry bench-verify bench-look-ahead
 bench: setup-demo engine $(if $(PEER),bench-peer) ## decode and prefill of three sizes, beside llama.cpp with PEER=1
 	@PYTHONPATH=engine $(VENV)/python tests/bench/speed.py
 bench-memory: setup-demo engine $(if $(PEER),bench-peer) ## models larger than memory, start-up, tail of token times (root)
@@ -110,6 +114,8 @@ bench-plan: setup-demo engine ## predictions of colibri plan against measurement
 bench-verify: setup-demo engine ## what hashing every read costs while streaming, with and without SHA instructions (root)
 	@$(VENV)/python $(SUPPORT)/build_engine.py --name=portable-sha --cflags=-DCOLIBRI_SHA256_PORTABLE --option=-Dtests=false
 	@PYTHONPATH=engine $(VENV)/python tests/bench/verify_cost.py
+bench-look-ahead: setup-demo engine ## what reading ahead gains and costs while streaming (root)
+	@PYTHONPATH=engine $(VENV)/python tests/bench/look_ahead.py
 bench-cache: setup-demo engine models ## hit rates of replacement policies on routing traces
 	@COLIBRI_LIBRARY=build/host/libcolibri.so PYTHONPATH=engine $(VENV)/python tests/bench/cache_policy.py
 bench-telemetry: setup-demo engine models ## share of the instructions that counting experts takes (valgrind)
