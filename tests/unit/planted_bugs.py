@@ -246,7 +246,10 @@ def run_c_test(work: Path, name: str) -> tuple[int, str]:
     flags = ["-std=c11", "-O1", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-pthread"]
     parts = sorted(str(path) for path in (work / "objects").glob("*.o"))
     subprocess.run([COMPILER, *flags, *includes, str(source), *parts, "-o", str(program), "-lm"], check=True)
-    result = subprocess.run([str(program)], cwd=work, capture_output=True, text=True, check=False, timeout=300)
+    try:
+        result = subprocess.run([str(program)], cwd=work, capture_output=True, text=True, check=False, timeout=300)
+    except subprocess.TimeoutExpired:
+        return 1, "FAIL not over after 300 s"
     return result.returncode, result.stdout + result.stderr
 
 
