@@ -226,6 +226,7 @@ static int run_cases(struct health *h, colibri_model **model, colibri_error *err
                 colibri_model_close(*model);
                 *model = NULL;
                 open = true;
+                h->values.verify = COLIBRI_VERIFY_AUTO; /* every byte was verified */
                 exit_code = ctl_model_try(NAME, h->path, &h->values, model, error);
             }
             if (exit_code == 0) {
