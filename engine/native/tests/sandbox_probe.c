@@ -234,7 +234,7 @@ static void check_numbers(void)
         checks += (int)refused[0] + (int)refused[1];
     }
     check_one(shared->allowed[1] >= 10 && shared->allowed[1] <= 25, "calls in phase steady", 25,
-              shared->allowed[1]);
+              (long)shared->allowed[1]);
 }
 
 /* ---- what ends the process ----------------------------------------------------------------------- */
