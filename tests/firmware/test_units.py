@@ -42,6 +42,12 @@ FILES = {
 }  # fmt: skip
 FILES["all"] = FILES["systemd"] | FILES["busybox"] | FILES["sysv"]
 SERVICES = ("colibri.service", "colibri-health.service")
+# In a container root may lack CAP_SYS_RESOURCE.
+MAY_NOT_RAISE = (
+    subprocess.run(["sh", "-c", "ulimit -l unlimited"], stderr=subprocess.DEVNULL, check=False).returncode != 0
+)
+STAYS = "the limit of locked memory stays: " if MAY_NOT_RAISE else ""
+STARTED = f"Starting colibri: {2 * STAYS}OK\n"
 HIGHEST_EXPOSURE = 1.0  # of 10, as systemd counts it; 0.7 with version 252
 
 
@@ -278,15 +284,16 @@ def ask(board: Board) -> dict[str, object]:
 
 
 def test_a_service_starts_answers_and_stops(board: Board) -> None:
-    assert board.do("start") == (0, "Starting colibri: OK\n")
+    assert board.do("start") == (0, STARTED)
     result = json.loads((board.run_folder / "health.json").read_text())
     assert result["exit_code"] == 0
     assert "error" not in ask(board)
-    assert (board.limits()["Max locked memory"], board.limits()["Max core file size"]) == ("unlimited", "0")
+    assert board.limits()["Max core file size"] == "0"
+    assert board.limits()["Max locked memory"] == "unlimited" or MAY_NOT_RAISE
     first = board.pid()
     assert board.do("start") == (0, "Starting colibri: already running\n")
     assert board.pid() == first
-    assert board.do("restart") == (0, "Stopping colibri: OK\nStarting colibri: OK\n")
+    assert board.do("restart") == (0, f"Stopping colibri: OK\n{STARTED}")
     assert board.pid() != first
     assert board.do("reload")[0] == 0
     assert "error" not in ask(board)
@@ -321,7 +328,7 @@ def test_the_plan_bounds_the_control_group(board: Board) -> None:
     (board.groups / "cgroup.controllers").write_text("memory\n")
     (board.groups / "colibri").mkdir()
     (board.groups / "colibri" / "memory.swap.max").write_text("max\n")
-    assert board.do("start") == (0, "Starting colibri: OK\n")
+    assert board.do("start") == (0, STARTED)
     group = {path.name: path.read_text() for path in (board.groups / "colibri").iterdir()}
     assert group == {"memory.max": "12582912\n", "memory.swap.max": "0\n", "cgroup.procs": "0\n"}
     assert (board.groups / "cgroup.subtree_control").read_text() == "+memory\n"
@@ -336,7 +343,7 @@ def test_a_server_that_died_is_started_again(board: Board) -> None:
         time.sleep(0.05)
     if board.script.name == "colibri":
         assert board.do("status") == (3, "colibri is not running\n")
-    assert board.do("start") == (0, "Starting colibri: OK\n")
+    assert board.do("start") == (0, STARTED)
     if board.script.name == "colibri":
         assert board.do("status") == (0, "colibri is running\n")
     assert board.do("stop")[0] == 0
