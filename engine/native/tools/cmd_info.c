@@ -36,6 +36,7 @@ struct facts {
     colibri_model_info info;
     colibri_plan plan;
     colibri_report report;
+    colibri_memory_report memory;
     char root[CTL_HEX_BYTES];
 };
 
@@ -191,6 +192,7 @@ static void put_model(struct writer *w, const struct facts *facts)
     put_number(w, "intermediate", info->intermediate);
     put_truth(w, "tokenizer", info->has_tokenizer != 0);
     put_truth(w, "chat", info->has_chat != 0);
+    put_truth(w, "secure_mode", facts->memory.secure_mode != 0);
     put_number(w, "file_bytes", info->file_bytes);
     put_number(w, "trunk_bytes", info->trunk_bytes);
     put_number(w, "expert_bytes", info->expert_bytes);
@@ -256,7 +258,8 @@ static int print_model(bool json, const char *path, struct ctl_model_values *val
     struct facts facts = { .path = path,
                            .info = { .struct_size = sizeof facts.info },
                            .plan = { .struct_size = sizeof facts.plan },
-                           .report = { .struct_size = sizeof facts.report } };
+                           .report = { .struct_size = sizeof facts.report },
+                           .memory = { .struct_size = sizeof facts.memory } };
     colibri_model *model = NULL;
     int exit_code = ctl_model_open(NAME, path, values, &model);
 
@@ -264,6 +267,7 @@ static int print_model(bool json, const char *path, struct ctl_model_values *val
         (void)colibri_model_info_get(model, &facts.info);
         (void)colibri_model_plan(model, &facts.plan);
         (void)colibri_model_report(model, &facts.report);
+        (void)colibri_model_memory(model, &facts.memory);
         ctl_hex(facts.info.root, facts.root);
         exit_code = print_facts(json, &facts);
     }

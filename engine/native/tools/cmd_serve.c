@@ -244,6 +244,7 @@ static int serve(struct server *s)
         drop_line(s);
         ctl_wipe(s->ids, s->used_ids * sizeof *s->ids);
         s->used_ids = 0;
+        colibri_session_reset(s->session); /* secure mode wipes now, not with the next request */
     }
     return 0;
 }
