@@ -47,7 +47,7 @@ MAY_NOT_RAISE = (
     subprocess.run(["sh", "-c", "ulimit -l unlimited"], stderr=subprocess.DEVNULL, check=False).returncode != 0
 )
 STAYS = "the limit of locked memory stays: " if MAY_NOT_RAISE else ""
-STARTED = f"Starting colibri: {2 * STAYS}OK\n"
+STARTED = f"Starting colibri: {STAYS}OK\n"
 HIGHEST_EXPOSURE = 1.0  # of 10, as systemd counts it; 0.7 with version 252
 
 
