@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from colibri.cli import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -53,14 +52,14 @@ class Logged:
     messages: list[str]
 
 
-def logged(*arguments: str | Path, log: bool = True, stdin: bytes = b"", program: Path = PROGRAM,
-           **variables: str) -> Logged:  # fmt: skip
+def logged(*arguments: str | Path, variables: dict[str, str] | None = None, log: bool = True,
+           stdin: bytes = b"", program: Path = PROGRAM) -> Logged:  # fmt: skip
     """Run colibrictl where /dev/log is ours, or where there is none."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("COLIBRI_")}
     inside = ["sh", "-c", 'mount -t tmpfs tmpfs /dev && exec "$@"', "sh", sys.executable, "-c", HARNESS]
     done = subprocess.run(
         ["unshare", "--map-root-user", "--mount", *inside, "1" if log else "0", program, *arguments],
-        input=stdin, capture_output=True, env={**kept, **variables}, check=False, timeout=120,
+        input=stdin, capture_output=True, env={**kept, **(variables or {})}, check=False, timeout=120,
     )  # fmt: skip
     if done.returncode != 0:
         pytest.fail(f"no mount namespace of our own: {done.stderr.decode()}; allow user namespaces or be root")
@@ -80,7 +79,7 @@ def run_line(model: Path) -> list[str | Path]:
 
 def test_the_text_is_the_same_and_the_figures_are_in_the_log(tiny: Path) -> None:
     usual = logged(*run_line(tiny))
-    quiet = logged(*run_line(tiny), **NO_LOGGING)
+    quiet = logged(*run_line(tiny), variables=NO_LOGGING)
     assert (usual.exit_code, usual.messages) == (0, [])
     assert "timing: prompt_tokens=" in usual.err
     assert (quiet.exit_code, quiet.out, quiet.err) == (0, usual.out, "")
@@ -93,25 +92,25 @@ def test_the_text_is_the_same_and_the_figures_are_in_the_log(tiny: Path) -> None
 
 def test_the_option_does_what_the_variable_does(tiny: Path) -> None:
     by_option = logged(*run_line(tiny), "--log", "syslog")
-    by_variable = logged(*run_line(tiny), **NO_LOGGING)
+    by_variable = logged(*run_line(tiny), variables=NO_LOGGING)
     assert (by_option.exit_code, by_option.out, by_option.err) == (0, by_variable.out, "")
     assert len(by_option.messages) == len(by_variable.messages)
 
 
 def test_no_option_takes_the_variable_back(tiny: Path) -> None:
-    assert logged(*run_line(tiny), "--log", "stderr", **NO_LOGGING).err == ""
+    assert logged(*run_line(tiny), "--log", "stderr", variables=NO_LOGGING).err == ""
 
 
 def test_results_that_were_asked_for_come_behind_the_text(tiny: Path) -> None:
     options = ("--print-ids", "--logits-sha256", "-q")
     usual = logged(*run_line(tiny), *options)
-    quiet = logged(*run_line(tiny), *options, **NO_LOGGING)
+    quiet = logged(*run_line(tiny), *options, variables=NO_LOGGING)
     assert (quiet.exit_code, quiet.err, quiet.messages) == (0, "", [])
     assert quiet.out.removesuffix(usual.err).rstrip("\n") == usual.out.rstrip("\n")
     assert quiet.out.endswith(usual.err)
 
 
-FAILURES = {
+FAILURES: dict[str, tuple[list[str | Path], int, str]] = {
     "no such model": (["info", "no-such.colibri"], 1, "no-such.colibri: cannot open"),
     "a file that is none": (["verify", TINY], 3, "(error -"),
     "wrong value": (["run", "m", "-p", "x", "--tokens", "1x"], 2, "run: --tokens: ''"),
@@ -127,7 +126,7 @@ FAILURES = {
 def test_errors_go_to_the_log_and_exit_codes_stay(name: str) -> None:
     arguments, exit_code, part = FAILURES[name]
     usual = logged(*arguments)
-    quiet = logged(*arguments, **NO_LOGGING)
+    quiet = logged(*arguments, variables=NO_LOGGING)
     assert (usual.exit_code, quiet.exit_code) == (exit_code, exit_code)
     assert usual.err.startswith("colibrictl: ")
     assert (quiet.out, quiet.err) == ("", "")
@@ -139,9 +138,9 @@ def test_errors_go_to_the_log_and_exit_codes_stay(name: str) -> None:
 
 def test_without_a_log_messages_are_dropped_and_nothing_else_changes(tiny: Path) -> None:
     usual = logged(*run_line(tiny))
-    alone = logged(*run_line(tiny), log=False, **NO_LOGGING)
+    alone = logged(*run_line(tiny), log=False, variables=NO_LOGGING)
     assert (alone.exit_code, alone.out, alone.err) == (0, usual.out, "")
-    refused = logged("info", "no-such.colibri", log=False, **NO_LOGGING)
+    refused = logged("info", "no-such.colibri", log=False, variables=NO_LOGGING)
     assert (refused.exit_code, refused.out, refused.err) == (1, "", "")
 
 
@@ -165,14 +164,14 @@ def test_no_command_writes_to_stderr(name: str, tiny: Path, tmp_path: Path) -> N
     arguments = [places.get(word, word) for word in COMMANDS[name]]
     request = json.dumps({"id": "1", "prompt": SECRET, "tokens": 3}).encode() + b"\n"
     usual = logged(*arguments, stdin=request)
-    quiet = logged(*arguments, stdin=request, **NO_LOGGING)
+    quiet = logged(*arguments, stdin=request, variables=NO_LOGGING)
     assert (quiet.exit_code, quiet.err) == (usual.exit_code, "")
     assert (quiet.out == "") == (usual.out == "")
     assert not [word for word in SECRET.split() if word in "\n".join(quiet.messages)]
 
 
 def test_messages_get_through_a_closed_sandbox(tiny: Path) -> None:
-    quiet = logged(*run_line(tiny), "--sandbox", "kill", **NO_LOGGING)
+    quiet = logged(*run_line(tiny), "--sandbox", "kill", variables=NO_LOGGING)
     assert (quiet.exit_code, quiet.err) == (0, "")
     sandbox, *behind = quiet.messages
     assert "sandbox: phase=steady action=kill" in sandbox
@@ -181,11 +180,11 @@ def test_messages_get_through_a_closed_sandbox(tiny: Path) -> None:
 
 @pytest.mark.parametrize("word", ["yes", "true", "2"])
 def test_a_word_that_is_no_switch_is_refused(word: str) -> None:
-    refused = logged("info", COLIBRI_NO_LOGGING=word)
+    refused = logged("info", variables={"COLIBRI_NO_LOGGING": word})
     assert (refused.exit_code, refused.out, refused.messages) == (2, "", [])
     assert f"COLIBRI_NO_LOGGING is '{word}': set it to '1' or '0'" in refused.err
 
 
 @pytest.mark.parametrize("word", ["0", ""])
 def test_the_neutral_words_change_nothing(word: str, tiny: Path) -> None:
-    assert "timing: " in logged(*run_line(tiny), COLIBRI_NO_LOGGING=word).err
+    assert "timing: " in logged(*run_line(tiny), variables={"COLIBRI_NO_LOGGING": word}).err

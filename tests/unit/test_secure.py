@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from native_cases import program, run_native
-
 from colibri.cli import main
 from colibri.engine import Engine
+from native_cases import program, run_native
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "models" / "tiny.toml"
 PROMPT = "xylophone quartz and a violin of the best wood"
