@@ -252,7 +252,7 @@ def test_a_prompt_or_a_line_that_is_too_long_is_an_error_and_no_more(tiny: Path)
 
 
 def test_a_full_context_ends_with_an_error_behind_the_text(tiny: Path) -> None:
-    _, answers = serve(tiny, request("f", "abc", tokens=64, ignore_end=True), arguments=("--context", "8"))
+    _, answers = serve(tiny, request("f", "abc", tokens=8, ignore_end=True), arguments=("--context", "8"))
     assert answers[-1]["name"] == "context_full"
 
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Fuzz target of the request parser: any line is refused with a filled error, or gives values in
- * their ranges and strings of valid UTF-8 that lie in the line.
+ * Fuzz target of what reads the bytes of a client and of a server: any line is refused with a filled
+ * error, or gives values in their ranges and strings of valid UTF-8 that lie in the line; and the lines
+ * that come out of a stream do not depend on how its bytes arrive.
  *
  * With libFuzzer:
  *     clang -fsanitize=fuzzer,address,undefined -DCOLIBRI_LIBFUZZER fuzz_request.c request.c ...
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../tools/lines.h"
 #include "../tools/request.h"
 #include "spec.h"
 #include "utf8.h"
@@ -45,29 +47,134 @@ static void need_utf8(const char *text, size_t length)
     need(state.held_bytes == 0, "the text ends inside a character");
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+/* A copy with a bound that a sanitizer watches. */
+static char *copy_line(const uint8_t *data, size_t size)
 {
-    struct ctl_request request;
-    colibri_error error = { .offset = 0 };
-    char *line = malloc(size + 1); /* a bound that a sanitizer watches */
-    int code;
+    char *line = malloc(size + 1);
 
     need(line != NULL, "no memory");
     memcpy(line, data, size);
     line[size] = 'x';
+    return line;
+}
+
+static void need_refusal(int code, const colibri_error *error)
+{
+    need(code == COLIBRI_ERR_ARGUMENT && error->code == code && error->message[0] != '\0' &&
+             strlen(error->message) < sizeof error->message,
+         "the error is not filled");
+}
+
+static void need_span(const struct ctl_span *span, const char *line, size_t size)
+{
+    if (span->at == NULL)
+        return;
+    need(span->at >= line && span->at + span->bytes <= line + size, "a text is elsewhere");
+    need_utf8(span->at, span->bytes);
+}
+
+static void try_reply(const uint8_t *data, size_t size)
+{
+    struct ctl_reply reply;
+    colibri_error error = { .offset = 0 };
+    char *line = copy_line(data, size);
+    int code = ctl_reply_parse(&reply, line, size, &error);
+
+    need(line[size] == 'x', "writes behind the line");
+    need_utf8(reply.id, strlen(reply.id));
+    if (code != 0) {
+        need_refusal(code, &error);
+    } else {
+        need((reply.text.at != NULL) + (reply.done.at != NULL) + (reply.error < 0) == 1 && reply.error <= 0,
+             "neither or both");
+        need_span(&reply.text, line, size);
+        need_span(&reply.done, line, size);
+        need_span(&reply.name, line, size);
+        need_span(&reply.message, line, size);
+        need_span(&reply.logits_sha256, line, size);
+    }
+    free(line);
+}
+
+/* ---- lines -------------------------------------------------------------------------------------- */
+
+#define LINE_LIMIT 24u
+
+/* What the stream must give at *at: its next line that is not blank. 0 at its end. */
+static int next_expected(const uint8_t *data, size_t size, size_t *at, size_t *length)
+{
+    while (*at < size) {
+        const uint8_t *start = data + *at;
+        const uint8_t *end = memchr(start, '\n', size - *at);
+        int blank = 1;
+
+        *length = end != NULL ? (size_t)(end - start) : size - *at;
+        *at += *length + (end != NULL);
+        for (size_t i = 0; i < *length; i++)
+            blank &= start[i] == ' ' || start[i] == '\t' || start[i] == '\r';
+        if (!blank || *length >= LINE_LIMIT)
+            return 1;
+    }
+    return 0;
+}
+
+/* step: how the bytes arrive, and after how many of them somebody has time for a line. */
+static void try_lines(const uint8_t *data, size_t size, size_t step)
+{
+    char *bytes = calloc(1, LINE_LIMIT);
+    struct ctl_lines lines = { .bytes = bytes, .limit = LINE_LIMIT };
+    size_t sent = 0, at = 0, length = 0, turns = 0;
+
+    need(bytes != NULL, "no memory");
+    while (!lines.ended || ctl_lines_next(&lines)) {
+        size_t space, count = sent + step < size ? step : size - sent;
+        char *room = ctl_lines_room(&lines, &space);
+
+        count = count < space ? count : space;
+        need(room >= bytes && room + space <= bytes + LINE_LIMIT, "room elsewhere");
+        memcpy(room, data + sent, count);
+        ctl_lines_add(&lines, count);
+        sent += count;
+        lines.ended = lines.ended || sent == size;
+        if (++turns % 3 != 0 && space > 0 && !lines.ended)
+            (void)ctl_lines_next(&lines); /* it waits for its turn while more comes in */
+        else if (ctl_lines_next(&lines)) {
+            need(next_expected(data, size, &at, &length), "a line too many");
+            need(lines.too_long == (length >= LINE_LIMIT), "too long, or not");
+            need(lines.too_long || (lines.length == length &&
+                                    memcmp(ctl_lines_text(&lines), data + at - lines.taken, length) == 0),
+                 "another line");
+            ctl_lines_drop(&lines);
+        }
+    }
+    need(!next_expected(data, size, &at, &length), "a line is missing");
+    for (size_t i = 0; i < LINE_LIMIT; i++)
+        need(bytes[i] == '\0', "what was dropped is still there");
+    free(bytes);
+}
+
+/* ---- everything --------------------------------------------------------------------------------- */
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct ctl_request request;
+    colibri_error error = { .offset = 0 };
+    char *line = copy_line(data, size);
+    int code;
+
+    try_reply(data, size);
+    try_lines(data, size, 1);
+    try_lines(data, size, 1 + (size > 0 ? data[0] % 40u : 0));
     code = ctl_request_parse(&request, line, size, &error);
     need(line[size] == 'x', "writes behind the line");
     need_utf8(request.id, strlen(request.id));
     if (code != 0) {
-        need(code == COLIBRI_ERR_ARGUMENT && error.code == code && error.message[0] != '\0' &&
-                 strlen(error.message) < sizeof error.message,
-             "the error is not filled");
+        need_refusal(code, &error);
     } else {
         const colibri_sampler *s = &request.sampler;
 
-        need(request.prompt >= line && request.prompt + request.prompt_bytes <= line + size,
-             "the prompt is elsewhere");
-        need_utf8(request.prompt, request.prompt_bytes);
+        need(request.prompt.at != NULL, "no prompt");
+        need_span(&request.prompt, line, size);
         need(request.tokens >= 1 && request.tokens <= CB_MAX_CONTEXT_TOKENS, "tokens");
         need(s->temperature >= 0 && s->temperature <= 100 && s->top_p >= 0 && s->top_p <= 1 &&
                  s->min_p >= 0 && s->min_p <= 1 && s->top_k <= CB_MAX_VOCABULARY,
@@ -90,11 +197,14 @@ static const char *const seeds[] = {
     "{ \"prompt\" : \"a\\u00e9\\ud83d\\ude00\\n\\\"\\\\\" , \"chat\" : true, \"ignore_end\":false }",
     ("{\"prompt\":\"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\",\"temperature\":0.7,\"top_k\":40,\"top_p\":9e-1,"
      "\"min_p\":0.05,\"seed\":18446744073709551615}"),
+    "{\"id\":\"7\",\"text\":\" Paris\"}",
+    "{\"id\":\"7\",\"done\":\"end\",\"prompt_tokens\":5,\"tokens\":3,\"logits_sha256\":\"00ff\"}",
+    "{\"id\":\"\",\"error\":-61,\"name\":\"busy\",\"message\":\"try again\"}",
 };
 
 static void mutate(unsigned long count, uint64_t seed)
 {
-    static const char alphabet[] = "{}[]\":,\\u0123456789abdefADF.+-eE tnrl\x01\x7f\x80\xbf\xc3\xe0\xed\xf0\xf4\xff";
+    static const char alphabet[] = "{}[]\":,\\u0123456789abdefADF.+-eE tnrl\n\n\x01\x7f\x80\xbf\xc3\xe0\xed\xf0\xf4\xff";
     uint8_t line[MAX_LINE_BYTES];
     uint64_t counter = 0;
 
@@ -155,7 +265,7 @@ static void answer_lines(void)
                (unsigned)r.sampler.top_k, (unsigned long long)r.sampler.seed,
                (double)r.sampler.temperature, (double)r.sampler.top_p, (double)r.sampler.min_p);
         print_hex(r.id, strlen(r.id));
-        print_hex(r.prompt, r.prompt_bytes);
+        print_hex(r.prompt.at, r.prompt.bytes);
         putchar('\n');
     }
 }

@@ -6,13 +6,10 @@
 #include <string.h>
 
 #include "output.h"
-#include "request.h"
-
-/* A line: every byte of a piece and of an id may become \u00xx, beside fixed words. */
-#define LINE_BYTES (6u * (CTL_TOKEN_TEXT_BYTES + CTL_REQUEST_ID_BYTES) + 512u)
+#include "prompt.h"
 
 struct line {
-    char text[LINE_BYTES];
+    char text[CTL_ANSWER_LINE_BYTES];
     size_t length;
 };
 
@@ -67,7 +64,8 @@ static int finish(struct line *line, struct ctl_answer *answer, colibri_error *e
     int code;
 
     put(line, "}\n");
-    code = ctl_write(answer->fd, line->text, line->length, error);
+    code = answer->write(answer->context, line->text, line->length, error);
+    ctl_wipe(line->text, line->length);
     answer->broken = code != 0;
     return code;
 }

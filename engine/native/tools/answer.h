@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The answers of docs/protocol.md: flat JSON objects, one per line, to a file descriptor. */
+/* The answers of docs/protocol.md: flat JSON objects, one per line. */
 #ifndef CTL_ANSWER_H
 #define CTL_ANSWER_H
 
@@ -7,9 +7,14 @@
 
 #include "colibri.h"
 #include "generate.h"
+#include "request.h"
+
+/* The longest line: every byte of a piece and of an id may become \u00xx, beside fixed words. */
+#define CTL_ANSWER_LINE_BYTES (6u * (CTL_TOKEN_TEXT_BYTES + CTL_REQUEST_ID_BYTES) + 512u)
 
 struct ctl_answer {
-    int fd;
+    int (*write)(void *context, const char *bytes, size_t length, colibri_error *error);
+    void *context;
     const colibri_model *model;
     const char *id; /* of the request; empty: it had none */
     colibri_utf8 utf8;

@@ -18,6 +18,7 @@
 #include "placing.h"
 #include "prefix.h"
 #include "prompt.h"
+#include "sampling.h"
 #include "sandbox.h"
 #include "signals.h"
 #include "telemetry.h"
@@ -27,11 +28,9 @@
 struct run_values {
     char *prompt, *ids;
     const char *prompt_file, *batch_split, *prefix, *telemetry;
-    bool chat, ignore_end, print_ids, logits_sha256, quiet;
+    bool chat, print_ids, logits_sha256, quiet;
     struct ctl_sandbox_values sandbox;
-    uint32_t tokens, top_k;
-    float temperature, top_p, min_p;
-    uint64_t seed;
+    struct ctl_sampling sampling;
 };
 
 #define AT(field) offsetof(struct run_values, field)
@@ -45,20 +44,6 @@ static const struct ctl_option run_options[] = {
       "go on from a snapshot (colibrictl snapshot); the prompt is what follows it, if any" },
     { "chat", 0, CTL_FLAG, AT(chat), 0, 0, NULL, NULL,
       "wrap the prompt in the model's chat form" },
-    { "tokens", 'n', CTL_U32, AT(tokens), 1, CB_MAX_CONTEXT_TOKENS, "N", "128",
-      "generate at most N tokens" },
-    { "ignore-end", 0, CTL_FLAG, AT(ignore_end), 0, 0, NULL, NULL,
-      "go on behind the token that ends a text" },
-    { "temp", 0, CTL_FLOAT, AT(temperature), 0, 100, "T", "0",
-      "temperature of the sampler; 0 = always the likeliest token" },
-    { "top-k", 0, CTL_U32, AT(top_k), 0, CB_MAX_VOCABULARY, "K", "0",
-      "choose among the K likeliest; 0 = all" },
-    { "top-p", 0, CTL_FLOAT, AT(top_p), 0, 1, "P", "1",
-      "choose among the likeliest whose sum reaches P; 1 = all" },
-    { "min-p", 0, CTL_FLOAT, AT(min_p), 0, 1, "P", "0",
-      "drop tokens below P times the likeliest; 0 = none" },
-    { "seed", 's', CTL_U64, AT(seed), 0, 0, "S", "0",
-      "same seed, same text; any number of 64 bits" },
     { "print-ids", 0, CTL_FLAG, AT(print_ids), 0, 0, NULL, NULL,
       "print the prompt's and the generated ids on stderr (--log syslog: behind the text)" },
     { "logits-sha256", 0, CTL_FLAG, AT(logits_sha256), 0, 0, NULL, NULL,
@@ -89,49 +74,8 @@ struct stream {
     colibri_utf8 utf8;
     int32_t *ids; /* [limit] when they are printed at the end, else NULL */
     uint32_t count;
-    bool newline_last;
-    bool terminal; /* a person reads: no byte of the text may steer what shows it */
+    struct ctl_text text;
 };
-
-/* Bytes of the control character that starts whole UTF-8 at `text`, or 0. Newline and tab are text. */
-static size_t control_bytes(const char *text, size_t length)
-{
-    unsigned char c = (unsigned char)text[0];
-
-    if (c < 0x20 || c == 0x7F) {
-        return c == '\n' || c == '\t' ? 0 : 1;
-    }
-    return c == 0xC2 && length > 1 && (unsigned char)text[1] < 0xA0 ? 2 : 0;
-}
-
-/* The text with U+FFFD for control characters, written in runs. */
-static int write_tame(const char *text, size_t length, colibri_error *error)
-{
-    size_t start = 0;
-    size_t at = 0;
-    int code = 0;
-
-    while (code == 0 && at < length) {
-        size_t skip = control_bytes(text + at, length - at);
-
-        if (skip > 0) {
-            code = ctl_write(STDOUT_FILENO, text + start, at - start, error);
-            code = code != 0 ? code : ctl_write(STDOUT_FILENO, "\xEF\xBF\xBD", 3, error);
-            start = at + skip;
-        }
-        at += skip > 0 ? skip : 1;
-    }
-    return code != 0 ? code : ctl_write(STDOUT_FILENO, text + start, length - start, error);
-}
-
-static int write_text(struct stream *stream, const char *text, size_t length, colibri_error *error)
-{
-    if (length > 0) {
-        stream->newline_last = text[length - 1] == '\n';
-    }
-    return stream->terminal ? write_tame(text, length, error)
-                            : ctl_write(STDOUT_FILENO, text, length, error);
-}
 
 static int emit(void *context, int32_t id, colibri_error *error)
 {
@@ -145,7 +89,7 @@ static int emit(void *context, int32_t id, colibri_error *error)
     }
     stream->count++;
     code = ctl_token_text(stream->model, &stream->utf8, id, text, &length, error);
-    return code != 0 ? code : write_text(stream, text, length, error);
+    return code != 0 ? code : ctl_text_write(&stream->text, text, length, error);
 }
 
 /* The character that is still held, and a line end for a person at a terminal. */
@@ -153,12 +97,9 @@ static int finish_text(struct stream *stream, colibri_error *error)
 {
     char text[16];
     size_t length = colibri_utf8_flush(&stream->utf8, text, sizeof text);
-    int code = write_text(stream, text, length, error);
+    int code = ctl_text_write(&stream->text, text, length, error);
 
-    if (code == 0 && !stream->newline_last && stream->terminal) {
-        code = ctl_write(STDOUT_FILENO, "\n", 1, error);
-    }
-    return code;
+    return code == 0 ? ctl_text_end(&stream->text, error) : code;
 }
 
 /* ---- what is said at the end ------------------------------------------------------------- */
@@ -226,7 +167,7 @@ static void print_end(const struct run_values *values, const struct ctl_generati
 {
     char hex[CTL_HEX_BYTES];
 
-    if (ctl_log_is_syslog() && !stream->newline_last && (values->print_ids || values->logits_sha256)) {
+    if (ctl_log_is_syslog() && !stream->text.newline_last && (values->print_ids || values->logits_sha256)) {
         say("\n");
     }
     if (values->print_ids) {
@@ -277,7 +218,7 @@ static int read_prompt(const struct run_values *values, size_t limit_bytes,
     return ctl_prompt_from_text(NAME, values->prompt, limit_bytes, prompt);
 }
 
-static int set_sampler(colibri_session *session, const struct run_values *values,
+static int set_sampler(colibri_session *session, const struct ctl_sampling *values,
                        colibri_error *error)
 {
     colibri_sampler sampler;
@@ -296,7 +237,7 @@ static int generate(const struct run_values *values, struct ctl_generation *g,
                     struct stream *stream)
 {
     colibri_error error = { .offset = -1 };
-    int code = set_sampler(g->session, values, &error);
+    int code = set_sampler(g->session, &values->sampling, &error);
 
     if (code == 0) {
         colibri_error text_error = { .offset = -1 };
@@ -341,23 +282,23 @@ static int run_session(const struct run_values *values, colibri_model *model,
 {
     struct ctl_generation g = { .model = model,
                                 .pieces = *pieces,
-                                .limit_tokens = values->tokens,
-                                .ignore_end = values->ignore_end,
+                                .limit_tokens = values->sampling.tokens,
+                                .ignore_end = values->sampling.ignore_end,
                                 .hash_logits = values->logits_sha256,
                                 .emit = emit };
-    struct stream stream = { .model = model,
-                             .newline_last = true,
-                             .terminal = isatty(STDOUT_FILENO) != 0 };
+    struct stream stream = { .model = model };
     colibri_error error = { .offset = -1 };
     int exit_code;
 
     if (values->print_ids) {
-        stream.ids = malloc(values->tokens * sizeof *stream.ids);
+        stream.ids = malloc(values->sampling.tokens * sizeof *stream.ids);
         if (stream.ids == NULL) {
             return ctl_fail_message(NAME, COLIBRI_ERR_MEMORY,
-                                    "no memory for %u ids: lower --tokens", (unsigned)values->tokens);
+                                    "no memory for %u ids: lower --tokens",
+                                    (unsigned)values->sampling.tokens);
         }
     }
+    ctl_text_begin(&stream.text);
     g.emit_context = &stream;
     if (colibri_session_create(model, &g.session, &error) != 0) {
         exit_code = ctl_fail(NAME, &error);
@@ -428,6 +369,7 @@ int ctl_command_run(int argc, char *const *argv)
     struct run_values values = { 0 };
     struct ctl_model_values model_values = { 0 };
     const struct ctl_group groups[] = {
+        { "Generation", ctl_sampling_options, ctl_sampling_option_count, &values.sampling },
         { "Prompt and text", run_options, sizeof run_options / sizeof run_options[0], &values },
         { "Model", ctl_model_options, ctl_model_option_count, &model_values },
         { "Sandbox", ctl_sandbox_options, CTL_SANDBOX_OPTION_COUNT, &values.sandbox },
@@ -438,7 +380,7 @@ int ctl_command_run(int argc, char *const *argv)
         .summary = "Generate text with a model.",
         .notes = run_notes,
         .groups = groups,
-        .group_count = 3,
+        .group_count = 4,
         .positional_names = { "MODEL" },
         .positionals_min = 1,
         .positionals_max = 2,

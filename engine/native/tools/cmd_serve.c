@@ -1,309 +1,302 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * colibrictl serve: answers requests of docs/protocol.md, one after another, from standard input to
- * standard output. A supervisor that owns a socket (inetd, systemd with Accept=yes) connects it to both.
+ * colibrictl serve: answers requests of docs/protocol.md, one after another: those of the clients of a
+ * unix socket, or those of standard input.
  */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "../src/spec.h"
-#include "answer.h"
+#include "clients.h"
 #include "commands.h"
-#include "generate.h"
+#include "lines.h"
+#include "listen.h"
+#include "log.h"
 #include "model.h"
+#include "notify.h"
 #include "options.h"
 #include "output.h"
-#include "prompt.h"
-#include "request.h"
+#include "sandbox.h"
+#include "server.h"
 #include "signals.h"
 
 #define NAME "serve"
-#define FIXED_LINE_BYTES 4096u /* of a request, beside its prompt */
+/* Beside its own pages in the process_bytes of the plan. */
+#define MAX_BUFFER_BYTES 2097152u
+
+struct serve_values {
+    struct ctl_listen_values listen;
+    uint32_t clients, tokens, request_seconds, write_seconds, drain_seconds;
+};
+
+#define AT(field) offsetof(struct serve_values, field)
+
+static const struct ctl_option serve_options[] = {
+    { "socket", 0, CTL_TEXT, AT(listen.path), 0, 0, "PATH", NULL,
+      "make this unix socket and answer those who connect; without: standard input" },
+    { "socket-mode", 0, CTL_TEXT, AT(listen.mode), 0, 0, "MODE", "0660", "its permissions, octal" },
+    { "socket-fd", 0, CTL_U32, AT(listen.fd), 3, 1023, "N", NULL,
+      "a listening unix socket that was passed; socket activation needs no option" },
+    { "pid-file", 0, CTL_TEXT, AT(listen.pid_file), 0, 0, "FILE", NULL,
+      "write the process id there, for init scripts" },
+    { "clients", 0, CTL_U32, AT(clients), 1, 64, "N", "8", "connections at a time" },
+    { "max-tokens", 0, CTL_U32, AT(tokens), 0, CB_MAX_CONTEXT_TOKENS, "N", "0",
+      "largest \"tokens\" of a request; 0 = the context" },
+    { "request-seconds", 0, CTL_U32, AT(request_seconds), 0, 86400, "S", "0",
+      "cancel a request that runs longer; 0 = never" },
+    { "write-seconds", 0, CTL_U32, AT(write_seconds), 1, 3600, "S", "10",
+      "drop a client that does not read for so long" },
+    { "drain-seconds", 0, CTL_U32, AT(drain_seconds), 0, 3600, "S", "10",
+      "time to finish what waits when a signal asks to stop" },
+};
 
 static const char serve_notes[] =
-    "Each line of standard input is a request, a flat JSON object; the answer is one line per piece of\n"
-    "text and a last one with \"done\" or \"error\". A request that cannot be understood is answered by\n"
-    "an error, and the next one is read. Ends with the input. See docs/protocol.md.\n"
+    "Each line is a request, a flat JSON object; the answer is one line per piece of text and a last one\n"
+    "with \"done\" or \"error\". A request that cannot be understood is answered by an error, and the\n"
+    "next one is read. Standard input ends the command, SIGTERM the server. See docs/protocol.md.\n"
     "\n"
-    "Example:\n"
+    "Examples:\n"
+    "  colibrictl serve model.colibri --socket /run/colibri/colibri.sock\n"
     "  echo '{\"id\":\"1\",\"prompt\":\"The capital of France is\",\"tokens\":16}' | colibrictl serve "
     "model.colibri\n";
 
-struct server {
-    colibri_model *model;
-    colibri_session *session;
-    size_t text_limit;
-    uint32_t context_tokens;
-    char *line;          /* [line_limit] */
-    size_t line_limit;
-    size_t held, taken;  /* bytes in the line buffer; of those, the ones of the current line */
-    bool ended;          /* standard input */
-    int32_t *ids;        /* [text_limit + CTL_MAX_CHAT_IDS] */
-    size_t used_ids;     /* to be wiped */
+/* What is made before the sandbox closes, and what it is made from. */
+struct service {
+    struct serve_values values;
+    struct ctl_model_values model_values;
+    struct ctl_sandbox_values sandbox;
+    bool sockets;
+    struct ctl_server server;
+    struct ctl_notify notify;
+    struct ctl_clients clients; /* of sockets */
+    struct ctl_lines lines;     /* of standard input */
+    void *memory;               /* [memory_bytes]: ids and lines */
+    size_t memory_bytes;
 };
 
-/* ---- lines ------------------------------------------------------------------------------- */
+/* ---- standard input ---------------------------------------------------------------------- */
 
-/* More bytes into the buffer; 0 at the end of the input, or an exit code below zero. */
-static int fill(struct server *s)
+/* More bytes of requests: 0, or the exit code. */
+static int fill(struct ctl_lines *lines)
 {
-    for (;;) {
-        ssize_t done = read(STDIN_FILENO, s->line + s->held, s->line_limit - s->held);
+    size_t space;
+    char *room = ctl_lines_room(lines, &space);
+    ssize_t done = read(STDIN_FILENO, room, space);
 
-        if (done > 0) {
-            s->held += (size_t)done;
-            return 0;
-        }
-        if (done == 0) {
-            s->ended = true;
-            return 0;
-        }
-        if (errno != EINTR) {
-            return ctl_fail_message("standard input", COLIBRI_ERR_IO, "cannot read a request: %s",
-                                    strerror(errno));
-        }
-        if (ctl_signal_caught() != 0) {
-            s->ended = true;
-            s->held = 0;
-            return 0;
-        }
-    }
-}
-
-/* Forgets the line that was answered. */
-static void drop_line(struct server *s)
-{
-    size_t left = s->held - s->taken;
-
-    memmove(s->line, s->line + s->taken, left);
-    ctl_wipe(s->line + left, s->taken);
-    s->held = left;
-    s->taken = 0;
-}
-
-/* The next line, without its end: *length, or *too_long when it does not fit (it is skipped whole).
- * *have false: there is none. 0 or the exit code. */
-static int next_line(struct server *s, size_t *length, bool *too_long, bool *have)
-{
-    size_t searched = 0;
-
-    *too_long = false;
-    for (;;) {
-        const char *end = memchr(s->line + searched, '\n', s->held - searched);
-        int exit_code;
-
-        if (end != NULL || s->ended) {
-            *length = end != NULL ? (size_t)(end - s->line) : s->held;
-            s->taken = *length + (end != NULL);
-            *have = s->taken > 0 || *too_long;
-            return 0;
-        }
-        searched = s->held;
-        if (s->held == s->line_limit) {
-            *too_long = true;
-            ctl_wipe(s->line, s->held);
-            s->held = 0;
-            searched = 0;
-        }
-        exit_code = fill(s);
-        if (exit_code != 0) {
-            return exit_code;
-        }
-    }
-}
-
-static bool is_blank(const char *line, size_t length)
-{
-    for (size_t i = 0; i < length; i++) {
-        if (line[i] != ' ' && line[i] != '\t' && line[i] != '\r') {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* ---- requests ---------------------------------------------------------------------------- */
-
-static int refuse(colibri_error *error, int code, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static int refuse(colibri_error *error, int code, const char *format, ...)
-{
-    va_list args;
-
-    error->code = code;
-    error->offset = -1;
-    va_start(args, format);
-    (void)vsnprintf(error->message, sizeof error->message, format, args);
-    va_end(args);
-    return code;
-}
-
-static int tokenize(struct server *s, const struct ctl_request *request, size_t *count,
-                    colibri_error *error)
-{
-    int code;
-
-    if (request->prompt_bytes > s->text_limit) {
-        return refuse(error, COLIBRI_ERR_TEXT_LONG,
-                      "the prompt has %zu bytes, more than %zu: shorten it or raise --max-text",
-                      request->prompt_bytes, s->text_limit);
-    }
-    *count = s->text_limit + CTL_MAX_CHAT_IDS;
-    code = colibri_tokenize(s->model, request->prompt, request->prompt_bytes,
-                            request->chat ? COLIBRI_TEXT_CHAT : COLIBRI_TEXT_PLAIN, s->ids, count,
-                            error);
-    s->used_ids = code == 0 ? *count : 0;
-    if (code == 0 && *count == 0) {
-        code = refuse(error, COLIBRI_ERR_ARGUMENT, "the prompt has no tokens: give some text");
-    }
-    if (code == 0 && *count > s->context_tokens) {
-        code = refuse(error, COLIBRI_ERR_PROMPT_LONG,
-                      "the prompt has %zu tokens, the context holds %u: shorten it or raise --context",
-                      *count, (unsigned)s->context_tokens);
-    }
-    return code;
-}
-
-static int generate(struct server *s, const struct ctl_request *request, struct ctl_answer *answer,
-                    struct ctl_generation *g, colibri_error *error)
-{
-    int code;
-
-    colibri_session_reset(s->session);
-    g->model = s->model;
-    g->session = s->session;
-    g->prompt = s->ids;
-    g->limit_tokens = request->tokens;
-    g->ignore_end = request->ignore_end;
-    g->hash_logits = true;
-    g->emit = ctl_answer_token;
-    g->emit_context = answer;
-    code = tokenize(s, request, &g->prompt_tokens, error);
-    if (code == 0) {
-        code = colibri_session_set_sampler(s->session, &request->sampler, error);
-    }
-    return code == 0 ? ctl_generate(g, error) : code;
-}
-
-/* Answers one line. 0, or a negative code when nobody reads the answer. */
-static int answer_line(struct server *s, size_t length, bool too_long, colibri_error *error)
-{
-    struct ctl_request request = { .id = "" };
-    struct ctl_generation g = { 0 };
-    struct ctl_answer answer = { .fd = STDOUT_FILENO, .model = s->model, .id = request.id };
-    colibri_error failure = { .offset = -1 };
-    int code;
-
-    if (too_long) {
-        code = refuse(&failure, COLIBRI_ERR_TEXT_LONG,
-                      "the request is longer than %zu bytes: shorten it or raise --max-text (%zu)",
-                      s->line_limit, s->text_limit);
-    } else {
-        code = ctl_request_parse(&request, s->line, length, &failure);
-    }
-    if (code == 0) {
-        code = generate(s, &request, &answer, &g, &failure);
-    }
-    if (code == 0) {
-        return ctl_answer_done(&answer, &g, error);
-    }
-    if (answer.broken) { /* it cannot be told to the one who does not read */
-        *error = failure;
-        return code;
-    }
-    return ctl_answer_error(&answer, &failure, error);
-}
-
-static int serve(struct server *s)
-{
-    bool have = true;
-
-    while (ctl_signal_caught() == 0) {
-        colibri_error error = { .offset = -1 };
-        size_t length = 0;
-        bool too_long = false;
-        int exit_code = next_line(s, &length, &too_long, &have);
-
-        if (exit_code != 0 || !have) {
-            return exit_code;
-        }
-        if (!too_long && is_blank(s->line, length)) {
-            drop_line(s);
-            continue;
-        }
-        if (answer_line(s, length, too_long, &error) != 0) {
-            return ctl_fail(NAME, &error);
-        }
-        drop_line(s);
-        ctl_wipe(s->ids, s->used_ids * sizeof *s->ids);
-        s->used_ids = 0;
-        colibri_session_reset(s->session); /* secure mode wipes now, not with the next request */
+    if (done > 0) {
+        ctl_lines_add(lines, (size_t)done);
+    } else if (done == 0) {
+        lines->ended = true;
+    } else if (errno != EINTR) {
+        return ctl_fail_message("standard input", COLIBRI_ERR_IO, "cannot read a request: %s",
+                                strerror(errno));
     }
     return 0;
 }
 
-static int open_server(struct server *s, size_t max_text)
+static int write_stdout(void *context, const char *bytes, size_t length, colibri_error *error)
 {
+    (void)context;
+    return ctl_write(STDOUT_FILENO, bytes, length, error);
+}
+
+static int serve_input(struct ctl_server *server, struct ctl_lines *lines)
+{
+    const struct ctl_link link = { .write = write_stdout };
+
+    while (ctl_signal_caught() == 0) {
+        bool done = lines->ended;
+        colibri_error error = { .offset = -1 };
+        struct ctl_job job;
+
+        if (!ctl_lines_next(lines)) {
+            int exit_code = done ? 0 : fill(lines);
+
+            if (exit_code != 0 || done) {
+                return exit_code;
+            }
+            continue;
+        }
+        ctl_server_begin(server, &job, ctl_lines_text(lines), lines->length, lines->too_long);
+        ctl_lines_drop(lines);
+        if (ctl_server_finish(server, &job, &link, &error) != 0) {
+            return ctl_fail(NAME, &error);
+        }
+    }
+    return 0;
+}
+
+/* ---- set-up ------------------------------------------------------------------------------ */
+
+/* Everything that a request needs, in one mapping; only what is used takes memory. */
+static int take_memory(struct service *s)
+{
+    size_t ids = (ctl_server_ids_bytes(s->server.text_limit) + 15) / 16 * 16;
+    size_t lines = s->sockets ? ctl_clients_bytes(s->values.clients, s->server.line_limit)
+                              : s->server.line_limit;
+
+    s->memory_bytes = ids + lines;
+    if (s->memory_bytes > MAX_BUFFER_BYTES) {
+        return ctl_fail_message(NAME, COLIBRI_ERR_ARGUMENT,
+                                "%u clients with prompts of %zu bytes need %zu bytes, the memory plan "
+                                "leaves %u: lower --clients or --max-text",
+                                (unsigned)s->values.clients, s->server.text_limit, s->memory_bytes,
+                                MAX_BUFFER_BYTES);
+    }
+    s->memory = mmap(NULL, s->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (s->memory == MAP_FAILED) {
+        s->memory = NULL;
+        return ctl_fail_message(NAME, COLIBRI_ERR_MEMORY,
+                                "no memory for requests of %zu bytes: lower --max-text",
+                                s->server.text_limit);
+    }
+    s->server.ids = s->memory;
+    if (s->sockets) {
+        ctl_clients_init(&s->clients, s->values.clients, s->server.line_limit, (char *)s->memory + ids);
+    } else {
+        s->lines = (struct ctl_lines){ .bytes = (char *)s->memory + ids,
+                                       .limit = s->server.line_limit };
+    }
+    return 0;
+}
+
+static int open_service(struct service *s, const char *path)
+{
+    struct ctl_server *server = &s->server;
     colibri_plan plan = { .struct_size = sizeof plan };
     colibri_error error = { .offset = -1 };
+    uint32_t limit = s->values.tokens;
+    int exit_code;
 
-    s->text_limit = max_text;
-    s->line_limit = 2 * max_text + FIXED_LINE_BYTES;
-    (void)colibri_model_plan(s->model, &plan);
-    s->context_tokens = plan.context_tokens;
-    s->line = malloc(s->line_limit);
-    s->ids = malloc((max_text + CTL_MAX_CHAT_IDS) * sizeof *s->ids);
-    if (s->line == NULL || s->ids == NULL) {
-        return ctl_fail_message(NAME, COLIBRI_ERR_MEMORY,
-                                "no memory for requests of %zu bytes: lower --max-text", max_text);
+    server->text_limit = (size_t)s->model_values.max_text_bytes;
+    server->line_limit = 2 * server->text_limit + CTL_REQUEST_FIXED_BYTES;
+    exit_code = take_memory(s);
+    if (exit_code == 0) {
+        exit_code = ctl_model_open(NAME, path, &s->model_values, &server->model);
     }
-    return colibri_session_create(s->model, &s->session, &error) == 0 ? 0 : ctl_fail(NAME, &error);
+    if (exit_code != 0) {
+        return exit_code;
+    }
+    (void)colibri_model_plan(server->model, &plan);
+    server->context_tokens = plan.context_tokens;
+    server->batch_tokens = plan.batch_tokens;
+    server->token_limit = limit > 0 && limit < plan.context_tokens ? limit : plan.context_tokens;
+    if (colibri_session_create(server->model, &server->session, &error) != 0) {
+        return ctl_fail(NAME, &error);
+    }
+    if (s->sockets) {
+        ctl_log(LOG_INFO, "serve: clients=%u line_bytes=%zu buffer_bytes=%zu plan_bytes=%llu",
+                (unsigned)s->values.clients, server->line_limit, s->memory_bytes,
+                (unsigned long long)plan.total_bytes);
+    }
+    return 0;
+}
+
+static void serve_clients(struct service *s)
+{
+    struct ctl_clients *clients = &s->clients;
+
+    clients->server = &s->server;
+    clients->notify = &s->notify;
+    clients->write_seconds = s->values.write_seconds;
+    clients->drain_seconds = s->values.drain_seconds;
+    clients->request_seconds = s->values.request_seconds;
+    ctl_signals_drain(s->server.session);
+    if (!ctl_notify_send(&s->notify, "READY=1\nSTATUS=answers requests")) {
+        ctl_log(LOG_WARNING, "serve: the service manager could not be told that the server is ready");
+    }
+    ctl_clients_serve(clients);
+}
+
+static void close_service(struct service *s)
+{
+    colibri_session_free(s->server.session);
+    colibri_model_close(s->server.model);
+    if (s->memory != NULL) {
+        if (!s->sockets) {
+            ctl_lines_clear(&s->lines); /* requests that were not begun */
+        }
+        (void)munmap(s->memory, s->memory_bytes);
+    }
+}
+
+/* Opens the model inside the first sandbox, then closes the second one. */
+static int close_in(struct service *s, const char *model)
+{
+    const char *const reads[] = { model, s->model_values.public_key_file };
+    char folder[CTL_LISTEN_PATH_BYTES];
+    int exit_code = ctl_sandbox_enter(NAME, &s->sandbox, COLIBRI_SANDBOX_START, reads, 2,
+                                      ctl_listen_folder(&s->values.listen, folder));
+
+    if (exit_code == 0) {
+        exit_code = open_service(s, model);
+    }
+    return exit_code != 0 ? exit_code
+                          : ctl_sandbox_enter(NAME, &s->sandbox, COLIBRI_SANDBOX_STEADY, NULL, 0, NULL);
+}
+
+static int serve(struct service *s, const char *model)
+{
+    int exit_code = close_in(s, model);
+
+    if (exit_code != 0) {
+        return exit_code;
+    }
+    if (s->sockets) {
+        serve_clients(s);
+    } else {
+        ctl_signals_watch(s->server.session);
+        exit_code = serve_input(&s->server, &s->lines);
+    }
+    ctl_signals_unwatch();
+    return exit_code;
 }
 
 int ctl_command_serve(int argc, char *const *argv)
 {
-    struct ctl_model_values model_values = { 0 };
+    struct service s = { .clients = { .listener = -1 } };
     const struct ctl_group groups[] = {
-        { "Model", ctl_model_options, ctl_model_option_count, &model_values },
+        { "Service", serve_options, sizeof serve_options / sizeof serve_options[0], &s.values },
+        { "Sandbox", ctl_sandbox_options, CTL_SANDBOX_OPTION_COUNT, &s.sandbox },
+        { "Model", ctl_model_options, ctl_model_option_count, &s.model_values },
     };
     const struct ctl_command command = {
         .name = NAME,
-        .synopsis = "MODEL [options]",
-        .summary = "Answer requests, a JSON object per line, from standard input to standard output.",
+        .synopsis = "MODEL [--socket PATH | --socket-fd N] [options]",
+        .summary = "Answer requests, a JSON object per line, of a socket's clients or of standard input.",
         .notes = serve_notes,
         .groups = groups,
-        .group_count = 1,
+        .group_count = sizeof groups / sizeof groups[0],
         .positional_names = { "MODEL" },
         .positionals_min = 1,
         .positionals_max = 1,
     };
     const char *positionals[CTL_MAX_POSITIONALS];
-    struct server server = { 0 };
     int code = ctl_parse(&command, argc, argv, positionals);
     int exit_code;
 
     if (code != 0) {
         return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
     }
-    exit_code = ctl_model_open(NAME, positionals[0], &model_values, &server.model);
-    if (exit_code == 0) {
-        exit_code = open_server(&server, (size_t)model_values.max_text_bytes);
+    s.sockets = ctl_listen_wanted(&s.values.listen);
+    exit_code = ctl_sandbox_resolve(NAME, &s.sandbox, s.sockets ? CTL_SANDBOX_KILL : CTL_SANDBOX_OFF);
+    if (exit_code == 0 && s.sockets) {
+        exit_code = ctl_notify_open(&s.notify, NAME);
+        if (exit_code == 0) {
+            exit_code = ctl_listen_open(NAME, &s.values.listen, &s.clients.listener);
+        }
     }
-    if (exit_code == 0) {
-        ctl_signals_watch(server.session);
-        exit_code = serve(&server);
-        ctl_signals_unwatch();
+    if (exit_code != 0) {
+        return exit_code;
     }
-    colibri_session_free(server.session);
-    free(server.ids);
-    free(server.line);
-    colibri_model_close(server.model);
+    exit_code = serve(&s, positionals[0]);
+    close_service(&s);
+    if (s.sockets && !ctl_sandbox_closed()) { /* else the next server replaces what is left */
+        ctl_listen_remove(&s.values.listen);
+    }
     return exit_code;
 }

@@ -18,7 +18,8 @@ struct entry {
 static const struct entry entries[] = {
     { "run", ctl_command_run, "generate text with a model" },
     { "snapshot", ctl_command_snapshot, "compute a prompt prefix once, for run --prefix" },
-    { "serve", ctl_command_serve, "answer requests, a JSON object per line, from standard input" },
+    { "serve", ctl_command_serve, "answer requests, a JSON object per line, on a socket or stdin" },
+    { "ask", ctl_command_ask, "ask a server at its socket" },
     { "info", ctl_command_info, "facts of a model, its memory plan, this build" },
     { "verify", ctl_command_verify, "verify every byte of a model file" },
     { "install", ctl_command_install, "replace a model file: verified, and never half of it" },
@@ -115,8 +116,8 @@ int main(int argc, char **argv)
         return ctl_command_test(argc - 1, argv + 1);
     }
     if (argc < 2) {
-        return colibri_exit_code(ctl_usage_error("", "a command is missing: run, snapshot, serve, info, verify, "
-                                                     "install, doctor, health, selftest, bench or test"));
+        return colibri_exit_code(ctl_usage_error("", "a command is missing: run, snapshot, serve, ask, info, "
+                                                     "verify, install, doctor, health, selftest, bench or test"));
     }
     return dispatch(argc - 1, argv + 1);
 }

@@ -9,6 +9,7 @@ int ctl_command_doctor(int argc, char *const *argv);
 int ctl_command_health(int argc, char *const *argv);
 int ctl_command_info(int argc, char *const *argv);
 int ctl_command_selftest(int argc, char *const *argv);
+int ctl_command_ask(int argc, char *const *argv);
 int ctl_command_serve(int argc, char *const *argv);
 int ctl_command_install(int argc, char *const *argv);
 int ctl_command_verify(int argc, char *const *argv);

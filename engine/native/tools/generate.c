@@ -11,8 +11,11 @@ struct hash {
     size_t bytes; /* of one row of logits */
 };
 
-static int check_interrupted(colibri_error *error)
+static int check_interrupted(const struct ctl_generation *g, colibri_error *error)
 {
+    if (g->between != NULL) {
+        return g->between(g->between_context, error);
+    }
     if (ctl_signal_caught() == 0) {
         return 0;
     }
@@ -23,13 +26,13 @@ static int check_interrupted(colibri_error *error)
     return error->code;
 }
 
-/* A cancelled append says "cancelled"; the signal's number is what the user knows. */
+/* A cancelled append says "cancelled"; why is what the user wants to know. */
 static int append(struct ctl_generation *g, const int32_t *ids, size_t count, colibri_error *error)
 {
     int code = colibri_session_append(g->session, ids, count, error);
 
     if (code == 0 || code == COLIBRI_ERR_CANCELLED) {
-        int interrupted = check_interrupted(error);
+        int interrupted = check_interrupted(g, error);
 
         return interrupted != 0 ? interrupted : code;
     }
@@ -50,6 +53,8 @@ static int append_prompt(struct ctl_generation *g, colibri_error *error)
             count = 1;
         } else if (piece < g->pieces.count && g->pieces.sizes[piece] < left) {
             count = g->pieces.sizes[piece];
+        } else if (g->step_tokens > 0 && g->step_tokens < left) {
+            count = g->step_tokens;
         }
         piece++;
         code = append(g, g->prompt + done, count, error);

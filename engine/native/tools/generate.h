@@ -27,12 +27,16 @@ struct ctl_generation {
     const int32_t *prompt; /* [prompt_tokens] */
     size_t prompt_tokens;
     struct ctl_pieces pieces;
+    uint32_t step_tokens; /* else in pieces of so many; 0: at once */
     uint32_t limit_tokens; /* generate at most this many, at least 1 */
     bool ignore_end;
     bool hash_logits;
     /* Called with each generated id; a negative code stops. May be NULL. */
     int (*emit)(void *context, int32_t id, colibri_error *error);
     void *emit_context;
+    /* Called behind each piece and token that was computed; a negative code stops. NULL: a signal does. */
+    int (*between)(void *context, colibri_error *error);
+    void *between_context;
     /* what happened; also filled as far as it came on an error */
     uint32_t generated;
     bool ended; /* by an end token */

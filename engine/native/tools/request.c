@@ -16,10 +16,11 @@ struct reader {
     char *line;
     size_t at, end;
     uint32_t seen; /* bit per field */
+    const char *what; /* is read */
     colibri_error *error;
 };
 
-enum kind { KIND_ID, KIND_PROMPT, KIND_BOOL, KIND_U32, KIND_U64, KIND_FLOAT };
+enum kind { KIND_ID, KIND_TEXT, KIND_BOOL, KIND_U32, KIND_U64, KIND_FLOAT, KIND_CODE };
 
 struct field {
     const char *name;
@@ -30,12 +31,12 @@ struct field {
 
 #define AT(member) offsetof(struct ctl_request, member)
 
-static const struct field fields[] = {
-    { "id", KIND_ID, 0, 0, 0 },
-    { "prompt", KIND_PROMPT, 0, 0, 0 },
+static const struct field request_fields[] = {
+    { "id", KIND_ID, AT(id), 0, 0 },
+    { "tokens", KIND_U32, AT(tokens), 1, CB_MAX_CONTEXT_TOKENS },
+    { "prompt", KIND_TEXT, AT(prompt), 0, 0 },
     { "chat", KIND_BOOL, AT(chat), 0, 0 },
     { "ignore_end", KIND_BOOL, AT(ignore_end), 0, 0 },
-    { "tokens", KIND_U32, AT(tokens), 1, CB_MAX_CONTEXT_TOKENS },
     { "temperature", KIND_FLOAT, AT(sampler.temperature), 0, 100 },
     { "top_k", KIND_U32, AT(sampler.top_k), 0, CB_MAX_VOCABULARY },
     { "top_p", KIND_FLOAT, AT(sampler.top_p), 0, 1 },
@@ -43,7 +44,24 @@ static const struct field fields[] = {
     { "seed", KIND_U64, AT(sampler.seed), 0, 0 },
 };
 
-#define FIELD_COUNT (sizeof fields / sizeof fields[0])
+#define SEEN_TOKENS 2u /* bit of its row */
+
+#undef AT
+#define AT(member) offsetof(struct ctl_reply, member)
+
+static const struct field reply_fields[] = {
+    { "id", KIND_ID, AT(id), 0, 0 },
+    { "text", KIND_TEXT, AT(text), 0, 0 },
+    { "done", KIND_TEXT, AT(done), 0, 0 },
+    { "prompt_tokens", KIND_U32, AT(prompt_tokens), 0, UINT32_MAX },
+    { "tokens", KIND_U32, AT(tokens), 0, UINT32_MAX },
+    { "logits_sha256", KIND_TEXT, AT(logits_sha256), 0, 0 },
+    { "error", KIND_CODE, AT(error), 0, 0 },
+    { "name", KIND_TEXT, AT(name), 0, 0 },
+    { "message", KIND_TEXT, AT(message), 0, 0 },
+};
+
+#define COUNT(rows) (sizeof(rows) / sizeof(rows)[0])
 
 static int refuse(struct reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -57,7 +75,8 @@ static int refuse(struct reader *r, const char *format, ...)
     va_end(args);
     r->error->code = COLIBRI_ERR_ARGUMENT;
     r->error->offset = -1;
-    (void)snprintf(r->error->message, sizeof r->error->message, "request, byte %zu: %s", r->at, text);
+    (void)snprintf(r->error->message, sizeof r->error->message, "%s, byte %zu: %s", r->what, r->at,
+                   text);
     return COLIBRI_ERR_ARGUMENT;
 }
 
@@ -284,6 +303,17 @@ static int take_integer(struct reader *r, const struct field *field, void *targe
         return code;
     }
     r->at -= strlen(text); /* a refusal names where the number begins */
+    if (field->kind == KIND_CODE) { /* all of them are negative */
+        int32_t number;
+
+        if (text[0] != '-' || !ctl_parse_u64(text + 1, &value) || value == 0 || value > INT32_MAX) {
+            return refuse(r, "%s is %s, not a negative code", field->name, text);
+        }
+        number = -(int32_t)value;
+        memcpy(target, &number, sizeof number);
+        r->at += strlen(text);
+        return 0;
+    }
     if (field->kind == KIND_U64) {
         if (!ctl_parse_u64(text, &value)) {
             return refuse(r, "%s is %s, not a whole number that fits 64 bits", field->name, text);
@@ -339,7 +369,7 @@ static int take_bool(struct reader *r, const struct field *field, bool *target)
     return refuse(r, "%s must be true or false", field->name);
 }
 
-static int take_id(struct reader *r, struct ctl_request *request)
+static int take_id(struct reader *r, char id[CTL_REQUEST_ID_BYTES + 1])
 {
     char *text;
     size_t bytes;
@@ -351,30 +381,36 @@ static int take_id(struct reader *r, struct ctl_request *request)
     if (bytes > CTL_REQUEST_ID_BYTES || memchr(text, '\0', bytes) != NULL) {
         return refuse(r, "id must be at most %u bytes without NUL", CTL_REQUEST_ID_BYTES);
     }
-    memcpy(request->id, text, bytes);
-    request->id[bytes] = '\0';
+    memcpy(id, text, bytes);
+    id[bytes] = '\0';
     return 0;
 }
 
-static int take_value(struct reader *r, struct ctl_request *request, const struct field *field)
+static int take_text(struct reader *r, struct ctl_span *span)
 {
-    char *target = (char *)request + field->offset;
     char *text;
-    int code;
+    int code = take_string(r, &text, &span->bytes);
+
+    span->at = code == 0 ? text : NULL;
+    return code;
+}
+
+static int take_value(struct reader *r, void *object, const struct field *field)
+{
+    char *target = (char *)object + field->offset;
 
     switch (field->kind) {
     case KIND_ID:
-        return take_id(r, request);
-    case KIND_PROMPT:
-        code = take_string(r, &text, &request->prompt_bytes);
-        request->prompt = code == 0 ? text : NULL;
-        return code;
+        return take_id(r, target);
+    case KIND_TEXT:
+        return take_text(r, (struct ctl_span *)(void *)target);
     case KIND_BOOL:
         return take_bool(r, field, (bool *)(void *)target);
     case KIND_FLOAT:
         return take_float(r, field, target);
     case KIND_U32:
     case KIND_U64:
+    case KIND_CODE:
         break;
     }
     return take_integer(r, field, target);
@@ -382,7 +418,7 @@ static int take_value(struct reader *r, struct ctl_request *request, const struc
 
 /* ---- the object -------------------------------------------------------------------------- */
 
-static int take_member(struct reader *r, struct ctl_request *request)
+static int take_member(struct reader *r, const struct field *fields, size_t count, void *object)
 {
     char *key, name[MAX_KEY_BYTES + 1];
     size_t bytes;
@@ -391,7 +427,7 @@ static int take_member(struct reader *r, struct ctl_request *request)
     if (code != 0) {
         return code;
     }
-    for (size_t i = 0; i < FIELD_COUNT; i++) {
+    for (size_t i = 0; i < count; i++) {
         if (strlen(fields[i].name) != bytes || memcmp(fields[i].name, key, bytes) != 0) {
             continue;
         }
@@ -400,49 +436,73 @@ static int take_member(struct reader *r, struct ctl_request *request)
         }
         r->seen |= 1u << i;
         code = expect(r, ':');
-        return code != 0 ? code : take_value(r, request, &fields[i]);
+        return code != 0 ? code : take_value(r, object, &fields[i]);
     }
     bytes = bytes < MAX_KEY_BYTES ? bytes : MAX_KEY_BYTES;
     for (size_t i = 0; i < bytes; i++) { /* the message is shown to people */
         name[i] = key[i] >= 0x20 && key[i] < 0x7F ? key[i] : '?';
     }
     name[bytes] = '\0';
-    return refuse(r, "unknown key '%s'; known: id, prompt, chat, ignore_end, tokens, temperature, "
-                     "top_k, top_p, min_p, seed",
-                  name);
+    return refuse(r, "unknown key '%s'%s", name,
+                  fields == request_fields ? "; known: id, prompt, chat, ignore_end, tokens, "
+                                             "temperature, top_k, top_p, min_p, seed"
+                                           : "");
 }
 
-int ctl_request_parse(struct ctl_request *request, char *line, size_t length, colibri_error *error)
+/* The whole line: an object with any of these fields. */
+static int take_object(struct reader *r, const struct field *fields, size_t count, void *object)
 {
-    struct reader r = { .line = line, .end = length, .error = error };
-    int code;
+    int code = expect(r, '{');
 
-    memset(request, 0, sizeof *request);
-    request->tokens = DEFAULT_TOKENS;
-    colibri_sampler_default(&request->sampler);
-    code = expect(&r, '{');
-    if (code == 0 && peek(&r) == '}') {
-        r.at++;
+    if (code == 0 && peek(r) == '}') {
+        r->at++;
     } else {
         while (code == 0) {
             char next;
 
-            code = take_member(&r, request);
-            next = code == 0 ? peek(&r) : '\n';
+            code = take_member(r, fields, count, object);
+            next = code == 0 ? peek(r) : '\n';
             if (code == 0 && next != ',' && next != '}') {
-                code = refuse(&r, "',' or '}' should stand here");
+                code = refuse(r, "',' or '}' should stand here");
             }
-            r.at += code == 0;
+            r->at += code == 0;
             if (next == '}') {
                 break;
             }
         }
     }
-    if (code == 0 && peek(&r) != '\n') {
-        code = refuse(&r, "characters behind the object");
+    if (code == 0 && peek(r) != '\n') {
+        code = refuse(r, "characters behind the object");
     }
-    if (code == 0 && request->prompt == NULL) {
+    return code;
+}
+
+int ctl_request_parse(struct ctl_request *request, char *line, size_t length, colibri_error *error)
+{
+    struct reader r = { .line = line, .end = length, .what = "request", .error = error };
+    int code;
+
+    memset(request, 0, sizeof *request);
+    request->tokens = DEFAULT_TOKENS;
+    colibri_sampler_default(&request->sampler);
+    code = take_object(&r, request_fields, COUNT(request_fields), request);
+    if (code == 0 && request->prompt.at == NULL) {
         code = refuse(&r, "there is no prompt");
+    }
+    request->tokens_given = (r.seen & SEEN_TOKENS) != 0;
+    return code;
+}
+
+int ctl_reply_parse(struct ctl_reply *reply, char *line, size_t length, colibri_error *error)
+{
+    struct reader r = { .line = line, .end = length, .what = "answer", .error = error };
+    int code, kinds;
+
+    memset(reply, 0, sizeof *reply);
+    code = take_object(&r, reply_fields, COUNT(reply_fields), reply);
+    kinds = (reply->text.at != NULL) + (reply->done.at != NULL) + (reply->error != 0);
+    if (code == 0 && kinds != 1) {
+        code = refuse(&r, "one of text, done and error must be there");
     }
     return code;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One request of docs/protocol.md: a flat JSON object on a line. The parser is strict (unknown and
- * repeated keys, nesting, invalid UTF-8, lone surrogates are errors), bounded, and works in place.
+ * The lines of docs/protocol.md, flat JSON objects: a request, and one line of an answer. The parser is
+ * strict (unknown and repeated keys, nesting, invalid UTF-8, lone surrogates are errors), bounded, and
+ * works in place.
  */
 #ifndef CTL_REQUEST_H
 #define CTL_REQUEST_H
@@ -14,11 +15,17 @@
 
 #define CTL_REQUEST_ID_BYTES 64u /* longest id, unescaped */
 
+/* Characters in the line, unescaped, any of them; at: NULL when there are none. */
+struct ctl_span {
+    const char *at;
+    size_t bytes;
+};
+
 struct ctl_request {
     char id[CTL_REQUEST_ID_BYTES + 1]; /* terminated; empty when there was none. Has no NUL inside */
-    const char *prompt;                /* [prompt_bytes] in the line, unescaped: any characters */
-    size_t prompt_bytes;
+    struct ctl_span prompt;
     uint32_t tokens;                   /* generate at most this many */
+    bool tokens_given;                 /* else it is the default */
     bool chat, ignore_end;
     colibri_sampler sampler;
 };
@@ -29,5 +36,16 @@ struct ctl_request {
  * After an error the id is what was read before it, so that the answer can name the request.
  */
 int ctl_request_parse(struct ctl_request *request, char *line, size_t length, colibri_error *error);
+
+/* One line of an answer: text, or done, or error. */
+struct ctl_reply {
+    char id[CTL_REQUEST_ID_BYTES + 1];
+    struct ctl_span text, done, logits_sha256, name, message;
+    uint32_t prompt_tokens, tokens;
+    int32_t error; /* below zero, or 0: no error */
+};
+
+/* As ctl_request_parse. */
+int ctl_reply_parse(struct ctl_reply *reply, char *line, size_t length, colibri_error *error);
 
 #endif

@@ -14,7 +14,7 @@
 
 /* The one global of the commands: a handler has no other way to its session. */
 static struct {
-    volatile sig_atomic_t caught;
+    volatile sig_atomic_t caught, insisted;
     colibri_session *volatile session;
 } watched;
 
@@ -38,6 +38,17 @@ static void on_stop(int number)
     }
 }
 
+static void on_drain(int number)
+{
+    colibri_session *session = watched.session;
+
+    watched.insisted = watched.caught != 0;
+    watched.caught = number;
+    if (watched.insisted && session != NULL) {
+        colibri_session_cancel(session);
+    }
+}
+
 static void handle(int number, void (*handler)(int), int flags)
 {
     struct sigaction action;
@@ -45,7 +56,7 @@ static void handle(int number, void (*handler)(int), int flags)
     memset(&action, 0, sizeof action);
     action.sa_handler = handler;
     action.sa_flags = flags;
-    (void)sigemptyset(&action.sa_mask);
+    (void)sigfillset(&action.sa_mask); /* one handler at a time */
     (void)sigaction(number, &action, NULL);
 }
 
@@ -73,6 +84,13 @@ void ctl_signals_watch(colibri_session *session)
     handle(SIGTERM, on_stop, (int)SA_RESETHAND);
 }
 
+void ctl_signals_drain(colibri_session *session)
+{
+    watched.session = session;
+    handle(SIGINT, on_drain, 0);
+    handle(SIGTERM, on_drain, 0);
+}
+
 void ctl_signals_unwatch(void)
 {
     handle(SIGINT, SIG_DFL, 0);
@@ -83,4 +101,9 @@ void ctl_signals_unwatch(void)
 int ctl_signal_caught(void)
 {
     return (int)watched.caught;
+}
+
+bool ctl_signals_insist(void)
+{
+    return watched.insisted != 0;
 }

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: MIT */
+#include "listen.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "colibri.h"
+#include "options.h"
+#include "output.h"
+
+#define FIRST_PASSED_FD 3u /* of socket activation */
+#define BACKLOG 64         /* connections that wait until the server looks */
+
+/* ---- a socket that was given ---------------------------------------------------------------- */
+
+bool ctl_listen_wanted(struct ctl_listen_values *values)
+{
+    const char *count = getenv("LISTEN_FDS"), *owner = getenv("LISTEN_PID");
+    uint64_t number;
+
+    if (values->path == NULL && values->fd == 0 && count != NULL && owner != NULL &&
+        ctl_parse_u64(owner, &number) && number == (uint64_t)getpid() &&
+        ctl_parse_u64(count, &number) && number > 0) {
+        values->fd = FIRST_PASSED_FD;
+    }
+    return values->path != NULL || values->fd != 0;
+}
+
+static int take(int fd)
+{
+    struct sockaddr_un address = { .sun_family = 0 };
+    socklen_t length = sizeof address, size = sizeof(int);
+    int type = 0, listening = 0, flags = fcntl(fd, F_GETFL);
+
+    if (flags < 0 || getsockname(fd, (struct sockaddr *)&address, &length) != 0 ||
+        address.sun_family != AF_UNIX || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0 ||
+        type != SOCK_STREAM || getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) != 0 ||
+        listening == 0) {
+        return ctl_fail_message("serve", COLIBRI_ERR_ARGUMENT,
+                                "descriptor %d is no listening unix stream socket: give another "
+                                "--socket-fd, or a socket unit with ListenStream=/PATH and Accept=no",
+                                fd);
+    }
+    if (fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
+        return ctl_fail_message("serve", COLIBRI_ERR_IO, "descriptor %d: %s", fd, strerror(errno));
+    }
+    return 0;
+}
+
+/* ---- a socket of our own -------------------------------------------------------------------- */
+
+static int parse_mode(const char *text, mode_t *mode)
+{
+    unsigned value = 0;
+    size_t length = strspn(text, "01234567");
+
+    for (size_t i = 0; i < length && value <= 0777; i++) {
+        value = value * 8 + (unsigned)(text[i] - '0');
+    }
+    if (length < 3 || text[length] != '\0' || value > 0777) {
+        return colibri_exit_code(ctl_usage_error(
+            "serve", "--socket-mode: '%s' is no octal number in 000..777", text));
+    }
+    *mode = (mode_t)value;
+    return 0;
+}
+
+/* Somebody has that name. A server that died leaves its socket behind, and only that is removed. */
+static int remove_stale(const char *path, const struct sockaddr_un *address)
+{
+    struct stat found;
+    int fd, failure;
+
+    if (lstat(path, &found) != 0) {
+        return errno == ENOENT ? 0
+                               : ctl_fail_message(path, COLIBRI_ERR_OPEN, "%s", strerror(errno));
+    }
+    if (!S_ISSOCK(found.st_mode)) {
+        return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT,
+                                "there is something that is no socket: remove it or give another "
+                                "--socket");
+    }
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    failure = connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 ? 0 : errno;
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    if (failure == 0 || failure == EAGAIN) {
+        return ctl_fail_message(path, COLIBRI_ERR_BUSY,
+                                "another server answers there: stop it or give another --socket");
+    }
+    if ((failure != ECONNREFUSED && failure != ENOENT) ||
+        (unlink(path) != 0 && errno != ENOENT)) {
+        return ctl_fail_message(path, COLIBRI_ERR_OPEN,
+                                "cannot replace the socket of an earlier server: %s",
+                                strerror(failure == ECONNREFUSED ? errno : failure));
+    }
+    return 0;
+}
+
+static int bind_with_mode(int fd, const struct sockaddr_un *address, mode_t mode)
+{
+    mode_t before = umask(0777 & ~mode); /* never wider than wanted, not for a moment */
+    int result = bind(fd, (const struct sockaddr *)address, sizeof *address);
+    int failure = errno;
+
+    (void)umask(before);
+    errno = failure;
+    return result;
+}
+
+static int make(const char *path, mode_t mode, int *made)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    size_t length = strlen(path);
+    int fd, exit_code, result;
+
+    if (length == 0 || length >= sizeof address.sun_path) {
+        return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT,
+                                "a socket's path has 1..%zu bytes, this one %zu: give another --socket",
+                                sizeof address.sun_path - 1, length);
+    }
+    memcpy(address.sun_path, path, length);
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    result = fd < 0 ? -1 : bind_with_mode(fd, &address, mode);
+    if (result != 0 && errno == EADDRINUSE) {
+        exit_code = remove_stale(path, &address);
+        if (exit_code != 0) {
+            (void)close(fd);
+            return exit_code;
+        }
+        result = bind_with_mode(fd, &address, mode);
+    }
+    if (result != 0 || listen(fd, BACKLOG) != 0) {
+        exit_code = ctl_fail_message(path, COLIBRI_ERR_OPEN,
+                                     "cannot make the socket: %s; its folder must exist and belong to "
+                                     "this user",
+                                     strerror(errno));
+        if (fd >= 0) {
+            (void)close(fd);
+        }
+        return exit_code;
+    }
+    *made = fd;
+    return 0;
+}
+
+/* ---- the pid file --------------------------------------------------------------------------- */
+
+static int write_pid(const char *path)
+{
+    char beside[PATH_MAX], text[24];
+    int length = snprintf(text, sizeof text, "%ld\n", (long)getpid());
+    int fd, named = snprintf(beside, sizeof beside, "%s.new", path);
+    bool done;
+
+    if (named < 0 || (size_t)named >= sizeof beside) {
+        return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT, "the path is too long");
+    }
+    fd = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+    done = fd >= 0 && write(fd, text, (size_t)length) == length;
+    if (fd >= 0) {
+        done = close(fd) == 0 && done;
+    }
+    if (!done || rename(beside, path) != 0) {
+        return ctl_fail_message(path, COLIBRI_ERR_IO, "cannot write the pid file: %s", strerror(errno));
+    }
+    return 0;
+}
+
+int ctl_listen_open(const char *command, const struct ctl_listen_values *values, int *fd)
+{
+    mode_t mode = 0;
+    int exit_code = parse_mode(values->mode, &mode);
+
+    if (exit_code == 0 && values->path != NULL && values->fd != 0) {
+        exit_code = colibri_exit_code(
+            ctl_usage_error(command, "--socket and --socket-fd: give one of them"));
+    }
+    if (exit_code == 0) {
+        *fd = (int)values->fd;
+        exit_code = values->path != NULL ? make(values->path, mode, fd) : take(*fd);
+    }
+    if (exit_code == 0 && values->pid_file != NULL) {
+        exit_code = write_pid(values->pid_file);
+        if (exit_code != 0 && values->path != NULL) {
+            (void)unlink(values->path);
+        }
+    }
+    return exit_code;
+}
+
+const char *ctl_listen_folder(const struct ctl_listen_values *values, char folder[CTL_LISTEN_PATH_BYTES])
+{
+    const char *path = values->path != NULL ? values->path : values->pid_file;
+    const char *slash = path != NULL ? strrchr(path, '/') : NULL;
+    size_t length = slash != NULL ? (size_t)(slash - path) : 0;
+
+    if (path == NULL || length >= CTL_LISTEN_PATH_BYTES) {
+        return NULL;
+    }
+    memcpy(folder, path, length);
+    folder[length] = '\0';
+    return slash == NULL ? "." : length == 0 ? "/" : folder;
+}
+
+void ctl_listen_remove(const struct ctl_listen_values *values)
+{
+    if (values->path != NULL) {
+        (void)unlink(values->path);
+    }
+    if (values->pid_file != NULL) {
+        (void)unlink(values->pid_file);
+    }
+}
