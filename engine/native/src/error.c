@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "spec.h"
 
@@ -21,32 +22,41 @@ int cb_fail(colibri_error *error, int code, int64_t offset, const char *format, 
     return code;
 }
 
+/* Parallel to each other, in the order of the table. */
+static const char texts[] =
+#define TEXT(number, exit_code, name, text) text "\0"
+    CB_ERROR_TABLE(TEXT);
+#undef TEXT
+
+static const struct {
+    int8_t code;
+    uint8_t exit_code;
+} codes[] = {
+#define CODES(number, exit_code, name, text) {number, exit_code},
+    CB_ERROR_TABLE(CODES)
+#undef CODES
+};
+
+#define COUNT (sizeof codes / sizeof codes[0])
+
 const char *colibri_strerror(int code)
 {
-    switch (code) {
-    case COLIBRI_OK:
+    const char *text = texts;
+
+    if (code == COLIBRI_OK)
         return "ok";
-#define CASE(number, exit_code, name, text) \
-    case number:                            \
-        return text;
-        CB_ERROR_TABLE(CASE)
-#undef CASE
-    default:
-        return "unknown error code";
+    for (size_t i = 0; i < COUNT; i++) {
+        if (codes[i].code == code)
+            return text;
+        text += strlen(text) + 1;
     }
+    return "unknown error code";
 }
 
 int colibri_exit_code(int code)
 {
-    switch (code) {
-    case COLIBRI_OK:
-        return 0;
-#define CASE(number, exit_code, name, text) \
-    case number:                            \
-        return exit_code;
-        CB_ERROR_TABLE(CASE)
-#undef CASE
-    default:
-        return 1;
-    }
+    for (size_t i = 0; i < COUNT; i++)
+        if (codes[i].code == code)
+            return codes[i].exit_code;
+    return code == COLIBRI_OK ? 0 : 1;
 }
