@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +22,30 @@ class BootRun:
     board: Board
     options: MachineOptions
     logs: Path
+    long: bool = False  # the whole matrix, all rounds, the soak
+    seed: int = 0  # of everything that is chosen at random
     proofs: int = 0
+    machines: list[Machine] = field(default_factory=list)  # every one that was made, in order
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def machine(self, options: MachineOptions | None = None) -> Machine:
-        """A machine that is not started yet, with a log file of its own."""
+    def machine(self, options: MachineOptions | None = None, image: Image | None = None) -> Machine:
+        """A machine that is not started yet, with a log file named for the test that asks for it."""
         chosen = options or self.options
         cpu = chosen.cpu_argument(self.board).split(",")[0]
-        log = self.logs / f"console-{next(self._numbers):02}-{cpu}.log"
-        return Machine(self.image, self.board, log, chosen)
+        log = self.logs / f"console-{next(self._numbers):03}-{cpu}-{_current_test()}.log"
+        made = Machine(image or self.image, self.board, log, chosen)
+        self.machines.append(made)
+        return made
+
+    def random(self, purpose: str) -> random.Random:
+        """A source of choices that this run's seed and the purpose alone decide."""
+        return random.Random(f"{self.seed} {purpose}")
+
+
+def _current_test() -> str:
+    """The test that runs, as part of a file name."""
+    name = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition("::")[2].rpartition(" (")[0]
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:80] or "session"
 
 
 @dataclass

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,14 +22,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--boot-cpu", metavar="CPU", help="QEMU's -cpu (default: the board's)")
     group.addoption("--boot-cores", metavar="N", type=int, help="cores (default: the board's)")
     group.addoption("--boot-ram", metavar="MIB", type=int, help="RAM (default: the board's)")
+    group.addoption("--boot-long", action="store_true", help="the whole matrix, 50 power cuts, the soak (hours)")
+    group.addoption("--boot-rounds", metavar="N", type=int, help="power cuts (default: 3, 50 with --boot-long)")
+    group.addoption("--boot-seed", metavar="N", type=int, help="repeat the choices of an earlier run (printed)")
     group.addoption("--boot-logs", metavar="DIR", default=str(DEFAULT_LOGS), help="where console logs are kept")
 
 
 _RUN_KEY = pytest.StashKey[BootRun]()
+_SEED_KEY = pytest.StashKey[int]()
+_MACHINES_KEY = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The seed of this run."""
+    given: int | None = config.getoption("--boot-seed")
+    config.stash[_SEED_KEY] = secrets.randbelow(1 << 32) if given is None else given
 
 
 @pytest.fixture(scope="session")
-def boot_run(request: pytest.FixtureRequest) -> BootRun:
+def boot_run(request: pytest.FixtureRequest) -> Iterator[BootRun]:
     """Image, board and options of this run."""
     config = request.config
     folder = config.getoption("--image")
@@ -44,9 +56,13 @@ def boot_run(request: pytest.FixtureRequest) -> BootRun:
             ram_mib=config.getoption("--boot-ram"),
         ),
         logs=Path(config.getoption("--boot-logs")).resolve(),
+        long=config.getoption("--boot-long"),
+        seed=config.stash[_SEED_KEY],
     )
     config.stash[_RUN_KEY] = run
-    return run
+    yield run
+    for machine in run.machines:  # those of failed tests may still run
+        machine.close()
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +99,31 @@ def boot_machine(boot_run: BootRun) -> Iterator[Callable[..., tuple[Machine, She
         machine.close()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    """Remember which machines there were, so that a report can name those of its test."""
+    run = item.config.stash.get(_RUN_KEY, None)
+    item.stash[_MACHINES_KEY] = 0 if run is None else len(run.machines)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test names the console logs of its machines, on the terminal and in the JUnit file."""
+    run = item.config.stash.get(_RUN_KEY, None)
+    logs = []
+    if run is not None and call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
+        first = item.stash.get(_MACHINES_KEY, 0)
+        logs = [str(made.log_path) for number, made in enumerate(run.machines) if number >= first or made.alive()]
+        item.user_properties += [("console_log", log) for log in logs]
+    report = yield
+    if run is not None and logs:
+        report.sections.append(("console logs", "\n".join(logs) + f"\nrepeat with: --boot-seed {run.seed}"))
+    return report
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A run that was given an image but never heard from a guest has not passed."""
     run = session.config.stash.get(_RUN_KEY, None)
@@ -94,4 +135,5 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     """Names the image and where the logs go."""
     if config.getoption("--image") is None:
         return None
-    return f"image: {config.getoption('--image')}, console logs: {config.getoption('--boot-logs')}"
+    places = f"image: {config.getoption('--image')}, console logs: {config.getoption('--boot-logs')}"
+    return f"{places}, seed: --boot-seed {config.stash[_SEED_KEY]}"

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Programs that tests bring into the guest on a disk of their own, and a session kept open there."""
+"""What tests bring into the guest: programs and models on a disk, an empty writable disk, a session."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,9 @@ from session_answer import Answer
 CROSS_GCC = "aarch64-linux-gnu-gcc"
 TOOLS_SERIAL = "colibri-tools"
 TOOLS = "/run/tools"
+DATA_SERIAL = "colibri-data"
+DATA = "/run/data"
+BLOCK = 4096
 SOURCES = Path(__file__).parent
 # Without a C library: a few KiB, and nothing of the toolchain's runtime in the guest.
 FREESTANDING = (
@@ -44,20 +50,70 @@ def session_driver() -> Path:
     return program
 
 
-def make_tools_disk(folder: Path) -> Path:
-    """A read-only disk with dm and session_driver."""
+@dataclass(frozen=True)
+class Version:
+    """A small model that tests install, one after another."""
+
+    name: str
+    path: Path
+    root: str
+
+    @property
+    def guest_path(self) -> str:
+        """Where the tools disk has it."""
+        return f"{TOOLS}/{self.path.name}"
+
+
+def versions() -> list[Version]:
+    """The small models of $COLIBRI_MODELS, golden results beside each."""
+    folder = Path(os.environ.get("COLIBRI_MODELS", ""))
+    found = []
+    for name in ("tiny", "tiny-mixed", "tiny-bf16"):
+        golden = folder / f"{name}.golden.json"
+        if not folder.name or not golden.is_file():
+            pytest.fail(f"$COLIBRI_MODELS/{name}.golden.json ({golden}) is missing; run: make models", pytrace=False)
+        found.append(Version(name, folder / f"{name}.colibri", json.loads(golden.read_text())["root"]))
+    return found
+
+
+def make_tools_disk(folder: Path, models: Sequence[Version] = (), programs: Sequence[Path] = ()) -> Path:
+    """A read-only disk with dm, session_driver, and more programs and models as wanted."""
     content, disk = folder / "tools", folder / "tools.erofs"
     content.mkdir()
     compile_freestanding(SOURCES / "dm.c", content / "dm")
-    shutil.copy(session_driver(), content / "session_driver")
+    for program in (session_driver(), *programs):
+        shutil.copy(program, content / program.name)
     for program in content.iterdir():
         program.chmod(0o755)
-    search = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
-    mkfs = shutil.which("mkfs.erofs", path=search)
-    if mkfs is None:
-        pytest.fail("mkfs.erofs is missing: apt-get install erofs-utils", pytrace=False)
-    subprocess.run([mkfs, "--quiet", "--all-root", str(disk), str(content)], check=True, capture_output=True)
+    for version in models:
+        for path in (version.path, version.path.with_suffix(".golden.json")):
+            shutil.copyfile(path, content / path.name)
+    mkfs = host_program("mkfs.erofs", "erofs-utils")
+    # Whole blocks: what lies here can be read with O_DIRECT, like a model of the image.
+    options = ["--quiet", "--all-root", "-Enoinline_data"]
+    subprocess.run([mkfs, *options, str(disk), str(content)], check=True, capture_output=True)
     return disk
+
+
+def host_program(name: str, package: str) -> str:
+    """The path of a program of the build machine; fails with the package that has it."""
+    search = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+    found = shutil.which(name, path=search)
+    if found is None:
+        pytest.fail(f"{name} is missing: apt-get install {package}", pytrace=False)
+    return found
+
+
+def make_data_disk(path: Path, size: int, *options: str) -> Path:
+    """An empty ext4 file system of `size` bytes that can seal files. options: more of mkfs.ext4's."""
+    mkfs = host_program("mkfs.ext4", "e2fsprogs")
+    with path.open("wb") as file:
+        file.truncate(size)
+    # Whole tables now: nothing writes in the background while a test counts writes or blocks.
+    lazy = "lazy_itable_init=0,lazy_journal_init=0"
+    common = ["-q", "-F", "-O", "verity", "-b", str(BLOCK), "-m", "0", "-E", lazy]
+    subprocess.run([mkfs, *common, *options, str(path)], check=True, capture_output=True)
+    return path
 
 
 def disk_arguments(path: Path, serial: str, *, writable: bool = False) -> tuple[str, ...]:
@@ -70,13 +126,38 @@ def disk_arguments(path: Path, serial: str, *, writable: bool = False) -> tuple[
     )  # fmt: skip
 
 
+def logged_disk_arguments(path: Path, log: Path, serial: str) -> tuple[str, ...]:
+    """QEMU's options for a writable disk whose writes go into a log, too (see writelog.py)."""
+
+    def node(**values: str) -> str:
+        return ",".join(f"{name.replace('_', '-')}={value.replace(',', ',,')}" for name, value in values.items())
+
+    return (
+        "-blockdev", node(driver="file", node_name="data-file", filename=str(path)),
+        "-blockdev", node(driver="raw", node_name="data", file="data-file"),
+        "-blockdev", node(driver="file", node_name="log-file", filename=str(log)),
+        "-blockdev", node(driver="raw", node_name="log", file="log-file"),
+        "-blockdev", node(driver="blklogwrites", node_name="logged", file="data", log="log", log_sector_size="512"),
+        "-device", f"virtio-blk-device,drive=logged,serial={serial}",
+    )  # fmt: skip
+
+
+def disk_names(shell: Shell) -> dict[str, str]:
+    """Serial number -> name of the guest's disk, e.g. vda."""
+    found = shell.output('for d in /sys/block/vd*; do echo "$(cat $d/serial) ${d##*/}"; done')
+    return dict(line.split() for line in found.splitlines() if len(line.split()) == 2)
+
+
 def find_disk(shell: Shell, serial: str) -> str:
-    """Name of the guest's disk with this serial number, e.g. vda."""
-    found = shell.output(
-        f'for d in /sys/block/vd*; do [ "$(cat $d/serial)" = {serial} ] && echo "${{d##*/}}"; done; true'
-    )
-    assert found, f"the guest has no disk with the serial number {serial}"
-    return found
+    """Name of the guest's disk with this serial number."""
+    found = disk_names(shell)
+    assert serial in found, f"the guest has no disk with the serial number {serial}, only {sorted(found)}"
+    return found[serial]
+
+
+def mount_data(shell: Shell, serial: str = DATA_SERIAL, folder: str = DATA) -> None:
+    """Mount a writable disk; an unclean one is recovered by the guest's kernel."""
+    shell.run(f"mkdir -p {folder} && mount -t ext4 /dev/{find_disk(shell, serial)} {folder}", check=True)
 
 
 def mount_tools(shell: Shell) -> None:

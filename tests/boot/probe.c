@@ -6,7 +6,8 @@
  *   probe lock BYTES [LIMIT]   map and lock BYTES; with LIMIT as an ordinary user whose
  *                              RLIMIT_MEMLOCK it is; prints "lock: OK|ERRNO" and the VmLck line
  *   probe advise               madvise and fadvise; prints "madvise: OK|ERRNO" and "fadvise: ..."
- *   probe seccomp              installs an allow-all filter; prints the Seccomp and NoNewPrivs lines
+ *   probe seccomp [log]        installs an allow-all filter (log: one that has every call logged); prints
+ *                              the Seccomp and NoNewPrivs lines
  *
  * AArch64 only: the numbers are those of its system call table.
  */
@@ -37,6 +38,7 @@
 #define SECCOMP_MODE_FILTER 2
 #define BPF_RETURN_CONSTANT 0x06
 #define SECCOMP_RET_ALLOW 0x7fff0000u
+#define SECCOMP_RET_LOG 0x7ffc0000u
 
 static long call(long number, long a, long b, long c, long d, long e, long f)
 {
@@ -171,13 +173,13 @@ static void probe_advise(void)
     print_result("fadvise: ", call(SYS_fadvise64, file, 0, 0, POSIX_FADV_DONTNEED, 0, 0));
 }
 
-static void probe_seccomp(void)
+static void probe_seccomp(unsigned action)
 {
     struct {
         unsigned short code;
         unsigned char jump_true, jump_false;
         unsigned constant;
-    } filter = { BPF_RETURN_CONSTANT, 0, 0, SECCOMP_RET_ALLOW };
+    } filter = { BPF_RETURN_CONSTANT, 0, 0, action };
     struct {
         unsigned short instructions;
         void *first;
@@ -200,10 +202,10 @@ __attribute__((used)) static void probe(long *stack)
         probe_lock(number(argv[2]), argc > 3 ? argv[3] : 0);
     } else if (argc == 2 && equal(argv[1], "advise")) {
         probe_advise();
-    } else if (argc == 2 && equal(argv[1], "seccomp")) {
-        probe_seccomp();
+    } else if (argc >= 2 && equal(argv[1], "seccomp")) {
+        probe_seccomp(argc > 2 && equal(argv[2], "log") ? SECCOMP_RET_LOG : SECCOMP_RET_ALLOW);
     } else {
-        print("usage: probe lock BYTES [LIMIT] | advise | seccomp\n");
+        print("usage: probe lock BYTES [LIMIT] | advise | seccomp [log]\n");
         (void)call(SYS_exit_group, 2, 0, 0, 0, 0, 0);
     }
     (void)call(SYS_exit_group, 0, 0, 0, 0, 0, 0);

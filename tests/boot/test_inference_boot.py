@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from boot_run import BootRun, SharedMachine
-from harness import Captured, MachineOptions, Shell
+from harness import Captured, Shell
 
 MODELS = "/models"
 SMALL_BYTES = 16 << 20  # models up to this size run every variant, larger ones run once per case
@@ -208,13 +208,6 @@ def test_threads_change_no_bit(
 @pytest.mark.parametrize("split", SPLITS)
 def test_prompt_splits_change_no_bit(shell: Shell, small_model: Model, split: str) -> None:
     run_case(shell, small_model, small_model.cases[0], f"--batch-split {split}")
-
-
-@pytest.mark.parametrize("cpu", ["cortex-a53", "cortex-a72", "cortex-a76"])
-def test_other_cores_give_the_same_bits(boot_run: BootRun, boot_machine: Any, small_model: Model, cpu: str) -> None:
-    _, shell = boot_machine(MachineOptions(cpu=cpu, cores=2, ram_mib=256))
-    run_case(shell, small_model, small_model.cases[0])
-    boot_run.proofs += 1
 
 
 def test_the_operators_pass_their_self_test(shell: Shell, available: frozenset[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from boot_run import BootRun
-from harness import Image, Machine, MachineOptions, Shell
+from harness import Image, MachineOptions, Shell
 from test_inference_boot import ENVIRONMENT, GENERATION_SECONDS, OK, Model, answer_of, models, run_case, small_model
 
 __all__ = ["models", "small_model"]  # fixtures
@@ -142,8 +142,7 @@ def test_a_kernel_without_advice_calls_is_reported_and_changes_no_token(
     if not kernel.is_file():
         pytest.skip(f"the image has no {NO_ADVICE_KERNEL}; the smoke image does")
     image: Image = dataclasses.replace(boot_run.image, kernel=kernel)
-    log = boot_run.logs / "console-no-advise.log"
-    machine = Machine(image, boot_run.board, log, boot_run.options)
+    machine = boot_run.machine(image=image)
     try:
         shell = machine.start()
         report = doctor(shell, small_model.path)

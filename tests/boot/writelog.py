@@ -9,8 +9,8 @@ little-endian, everything is counted in sectors of the size that the first one s
     then, for each  u64 sector, u64 sectors, u64 flags, u64 length of a remark; padded to a sector
     entry           then its data, unless it is a discard
 
-The number of entries in sector 0 is brought up to date now and then, so the log is also read
-beyond it, to the first sector of zeros: give QEMU an empty sparse file.
+Sector 0 is written at the first flush and brought up to date now and then, so the log is also read
+beyond what it counts, to the first sector of zeros: give QEMU an empty sparse file.
 
 A disk with a volatile cache keeps, when the power goes, everything before the last completed flush
 and any part of what came after it. `states` makes such disks: one at every flush and every forced
@@ -74,7 +74,8 @@ def read(path: Path) -> list[Entry]:
         head = file.read(_SUPER.size)
         if len(head) < _SUPER.size:
             raise LogError(f"{path}: {end} bytes, the head of a log has {_SUPER.size}")
-        magic, version, counted, sector_bytes = _SUPER.unpack(head)
+        unflushed = _SUPER.pack(MAGIC, VERSION, 0, SECTOR)  # QEMU's, as it is asked for here
+        magic, version, counted, sector_bytes = _SUPER.unpack(head if any(head) else unflushed)
         if (magic, version) != (MAGIC, VERSION):
             raise LogError(f"{path}: magic {magic:#x} version {version}; a log has {MAGIC:#x} and {VERSION}")
         if sector_bytes < SECTOR or sector_bytes & (sector_bytes - 1):
@@ -114,10 +115,11 @@ def apply(disk: bytearray, entry: Entry, length: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class State:
-    """A disk as a power cut may leave it."""
+    """A disk as a power cut may leave it, at any moment between two entries of the log."""
 
     name: str
-    durable: int  # entries 0..durable-1 are on the disk, all of them
+    since: int  # nothing of entry `since` and later ones is on the disk
+    until: int  # the power may have gone at the latest when this entry was under way
     disk: bytes
 
 
@@ -140,29 +142,36 @@ def states(initial: bytes, entries: Sequence[Entry], source: random.Random, cuts
     initial: the disk before entry 0; source: chooses the parts; cuts: disks between two flushes.
     """
     disk = bytearray(initial)
-    durable = 0
-    yield State("before the first write", 0, bytes(disk))
-    for number, group in enumerate(epochs(entries)):
+    groups = epochs(entries)
+    since = 0
+    for number, group in enumerate(groups):
+        flushed = bool(group) and group[-1].flush
+        end = group[-1].index if flushed else len(entries)
         writes = [entry for entry in group if entry.data or entry.discarded]
+        name = f"at flush {number - 1}" if number else "before the first flush"
+        yield State(name, since, _first_forced(writes, end), bytes(disk))
         for cut in range(cuts if writes else 0):
-            yield _cut(disk, number, writes, source, durable, cut)
+            yield _cut(disk, number, writes, source, end, cut)
         for entry in group:
             apply(disk, entry)
             if entry.fua:
-                yield State(f"behind forced write {entry.index}", durable, bytes(disk))
-        if group and group[-1].flush:
-            durable = group[-1].index + 1
-            yield State(f"at flush {number} (entry {group[-1].index})", durable, bytes(disk))
-    yield State("at the end of the log", durable, bytes(disk))
+                until = _first_forced([other for other in writes if other.index > entry.index], end)
+                yield State(f"behind forced write {entry.index}", entry.index + 1, until, bytes(disk))
+        since = end + 1 if flushed else end
+    if groups[-1]:
+        yield State("at the end of the log", len(entries), len(entries), bytes(disk))
 
 
-def _cut(
-    disk: bytearray, number: int, writes: Sequence[Entry], source: random.Random, durable: int, cut: int
-) -> State:
+def _first_forced(lost: Sequence[Entry], end: int) -> int:
+    """The power went before the first forced write that the disk does not have, or before the flush."""
+    return min([entry.index for entry in lost if entry.fua] + [end])
+
+
+def _cut(disk: bytearray, number: int, writes: Sequence[Entry], source: random.Random, end: int, cut: int) -> State:
     """Part of a group: a run from its start, or any subset; forced writes are never lost."""
     partial = bytearray(disk)
     # Every second cut keeps the order; the others let the disk choose.
-    kept = writes[: source.randint(1, len(writes))]
+    kept = list(writes[: source.randint(1, len(writes))])
     if cut % 2:
         kept = [entry for entry in writes if entry.fua or source.random() < 0.5]
     torn = source.randrange(4) == 0
@@ -173,4 +182,7 @@ def _cut(
         apply(partial, entry, length)
     numbers = ",".join(str(entry.index) for entry in kept)
     name = f"after flush {number - 1} with {len(kept)} of {len(writes)} writes ({numbers}{' torn' if torn else ''})"
-    return State(name, durable, bytes(partial))
+    indices = {entry.index for entry in kept}
+    lost = [entry for entry in writes if entry.index not in indices]
+    since = max(indices, default=writes[0].index - 1) + 1
+    return State(name, since, _first_forced(lost, end), bytes(partial))
