@@ -19,7 +19,10 @@ BOARD = support.REPOSITORY / "configs" / "boards" / "qemu-aarch64.toml"
 
 def small_image() -> list[Entry]:
     """The smoke image's entries with stand-ins for the programs."""
-    return smoke_entries(busybox=b"busybox", colibrictl=b"engine", console="ttyAMA0", baud=115200, filesystem="erofs")
+    return smoke_entries(
+        busybox=b"busybox", colibrictl=b"engine", console="ttyAMA0", baud=115200, filesystem="erofs",
+        units=build_image.UNITS, model="tiny.colibri",
+    )  # fmt: skip
 
 
 def test_two_archives_of_the_same_entries_are_equal_in_any_order() -> None:
@@ -56,9 +59,26 @@ def test_an_entry_without_its_folder_is_refused() -> None:
 
 
 def test_init_scripts_are_valid_shell() -> None:
-    script = next(entry for entry in small_image() if entry.path == "etc/init.d/rcS")
-    subprocess.run(["sh", "-n"], input=script.data, check=True)
-    assert initramfs.MODELS_SERIAL.encode() in script.data
+    scripts = {entry.path: entry.data for entry in small_image() if entry.data.startswith(b"#!/bin/sh")}
+    assert {"etc/init.d/rcS", "etc/init.d/rcK", "etc/init.d/S95colibri"} <= set(scripts)
+    for data in scripts.values():
+        subprocess.run(["sh", "-n"], input=data, check=True)
+    assert initramfs.MODELS_SERIAL.encode() in scripts["etc/init.d/rcS"]
+
+
+def test_the_service_has_its_paths_and_its_model() -> None:
+    entries = {entry.path: entry.data.decode("utf-8", "replace") for entry in small_image()}
+    assert 'COLIBRI_MODEL="/models/tiny.colibri"' in entries["etc/colibri/colibri.conf"]
+    assert "/usr/libexec/colibri/functions.sh" in entries["etc/init.d/S95colibri"]
+    assert 'EXECUTABLE="/usr/bin/colibrictl"' in entries["usr/libexec/colibri/functions.sh"]
+
+
+def test_a_place_that_the_image_does_not_have_is_named(tmp_path: Path) -> None:
+    (tmp_path / "init").mkdir()
+    for name in ("S95colibri.in", "functions.sh.in"):
+        (tmp_path / "init" / name).write_text("exec @nowhere@/x\n")
+    with pytest.raises(ValueError, match=r"S95colibri\.in: @nowhere@ has no place"):
+        initramfs.service_entries(tmp_path, "tiny.colibri")
 
 
 def test_harness_and_image_agree_on_the_models_disk() -> None:

@@ -46,6 +46,7 @@ from support import (
 
 MANIFEST_SCHEMA = 1
 DEFAULT_BOARD = REPOSITORY / "configs" / "boards" / "qemu-aarch64.toml"
+UNITS = REPOSITORY / "engine" / "units"
 MODEL_PERMISSIONS = 0o644
 ELF_MAGIC = b"\x7fELF"
 FILESYSTEMS = ("erofs", "ext4")  # the second where pages are larger: erofs of Linux 6.1 has blocks of one page
@@ -248,6 +249,8 @@ def build(
         console=board.console,
         baud=board.baud,
         filesystem=board.filesystem,
+        units=UNITS,
+        model=min(models, key=lambda model: model.stat().st_size).name,
     )
     write_atomically(output / "rootfs.cpio", write_newc(entries))
     unchanged = (

@@ -8,9 +8,10 @@ no privilege is needed and two builds give the same bytes.
 
 from __future__ import annotations
 
+import re
 import stat
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 MODELS_SERIAL = "colibri-models"  # the disk's serial number tells the init script what it carries
 UNPRIVILEGED_UID = 1000
@@ -21,7 +22,7 @@ _INITTAB = """\
 ::sysinit:/etc/init.d/rcS
 {console}::respawn:/sbin/getty -L {console} {baud} vt100
 ::ctrlaltdel:/sbin/reboot
-::shutdown:/bin/umount -a -r
+::shutdown:/etc/init.d/rcK
 """
 
 _RCS = """\
@@ -52,7 +53,35 @@ if [ -n "$found" ]; then
 else
     failed "no disk with the serial number {serial}"
 fi
+mkdir -p /run/log
+syslogd -O /run/log/messages || failed syslogd
+# The login need not wait for the services.
+for script in /etc/init.d/S[0-9]*; do
+    "$script" start || failed "$script"
+done >/run/log/services 2>&1 &
 echo "colibri-init: up after $(cut -d' ' -f1 /proc/uptime) s"
+"""
+
+_RCK = """\
+#!/bin/sh
+# Before the machine goes off.
+for script in /etc/init.d/S[0-9]*; do
+    "$script" stop
+done
+umount -a -r
+"""
+
+# Where the templates of engine/units belong in this image.
+_PLACES = {"@bindir@": "/usr/bin", "@libexecdir@": "/usr/libexec", "@sysconfdir@": "/etc"}
+
+_CONFIGURATION = """\
+# The smallest model of the image: its health gate takes the shortest time.
+COLIBRI_MODEL="/models/{model}"
+COLIBRI_OPTIONS=""
+COLIBRI_SERVE_OPTIONS="--clients 8"
+COLIBRI_HEALTH_OPTIONS=""
+COLIBRI_LOCK="require"
+COLIBRI_MEMORY_MAX=""
 """
 
 _PROFILE = """\
@@ -135,10 +164,34 @@ def _member(entry: Entry, inode: int) -> bytes:
     return head + entry.data + bytes(-len(entry.data) % 4)
 
 
-def smoke_entries(*, busybox: bytes, colibrictl: bytes, console: str, baud: int, filesystem: str) -> list[Entry]:
+def service_entries(units: Path, model: str) -> list[Entry]:
+    """The service with the engine's init scripts. units: engine/units; model: file name in /models."""
+
+    def filled(name: str) -> str:
+        text = (units / "init" / name).read_text(encoding="utf-8")
+        for placeholder, place in _PLACES.items():
+            text = text.replace(placeholder, place)
+        if match := re.search(r"@\w+@", text):
+            raise ValueError(f"{name}: {match.group(0)} has no place in the smoke image; add it to _PLACES")
+        return text
+
+    return [
+        directory("etc/colibri"),
+        regular("etc/colibri/colibri.conf", _CONFIGURATION.format(model=model)),
+        regular("etc/init.d/S95colibri", filled("S95colibri.in"), 0o755),
+        directory("usr/libexec"),
+        directory("usr/libexec/colibri"),
+        regular("usr/libexec/colibri/functions.sh", filled("functions.sh.in")),
+    ]
+
+
+def smoke_entries(
+    *, busybox: bytes, colibrictl: bytes, console: str, baud: int, filesystem: str, units: Path, model: str
+) -> list[Entry]:
     """Everything in the smoke image's root file system.
 
-    console: device name without /dev/; filesystem: type of the model partition.
+    console: device name without /dev/; filesystem: type of the model partition; units: the engine's
+    folder of init scripts; model: the file in /models that the service runs.
     """
     folders = [
         "bin",
@@ -156,7 +209,8 @@ def smoke_entries(*, busybox: bytes, colibrictl: bytes, console: str, baud: int,
         "var",
     ]
     rcs = _RCS.format(fail=_FAIL_MARK, serial=MODELS_SERIAL, filesystem=filesystem)
-    users = f"root::0:0:root:/root:/bin/sh\ncolibri:*:{UNPRIVILEGED_UID}:{UNPRIVILEGED_UID}:engine:/tmp:/bin/sh\n"
+    ids = f"{UNPRIVILEGED_UID}:{UNPRIVILEGED_UID}"
+    users = f"root::0:0:root:/root:/bin/sh\ncolibri:*:{ids}:engine:/tmp:/bin/sh\nnobody:*:65534:65534::/:/bin/false\n"
     return [
         *(directory(path) for path in folders),
         directory("root", 0o700),
@@ -169,11 +223,14 @@ def smoke_entries(*, busybox: bytes, colibrictl: bytes, console: str, baud: int,
         symlink("init", "bin/busybox"),
         regular("etc/inittab", _INITTAB.format(console=console, baud=baud)),
         regular("etc/init.d/rcS", rcs, 0o755),
+        regular("etc/init.d/rcK", _RCK, 0o755),
         regular("etc/hostname", "colibri\n"),
         regular("etc/issue", "Colibri smoke image\n"),
         regular("etc/passwd", users),
-        regular("etc/group", f"root:x:0:\ncolibri:x:{UNPRIVILEGED_UID}:\n"),
+        regular("etc/group", f"root:x:0:\ncolibri:x:{UNPRIVILEGED_UID}:\nnogroup:x:65534:\n"),
         regular("etc/profile", _PROFILE),
         regular("usr/bin/colibrictl", colibrictl, 0o755),
         symlink("usr/bin/colibri_test", "colibrictl"),
+        symlink("var/run", "../run"),
+        *service_entries(units, model),
     ]
