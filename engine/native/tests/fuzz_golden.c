@@ -28,6 +28,11 @@ static void need(int ok, const char *what)
     abort();
 }
 
+static void need_hash(const char *hash, const char *text, size_t size)
+{
+    need(hash >= text && hash + CTL_GOLDEN_DIGITS <= text + size, "a hash is elsewhere");
+}
+
 static void need_ids(const int32_t *ids, uint32_t count, const int32_t *room, size_t capacity)
 {
     need(ids >= room && ids + count <= room + capacity, "ids are elsewhere");
@@ -52,12 +57,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         need(code == COLIBRI_ERR_ARGUMENT && error.message[0] != '\0', "the error is not filled");
     } else {
         need(golden.count > 0, "no cases");
+        need_hash(golden.root, text, size);
         for (size_t i = 0; i < golden.count; i++) {
             const struct ctl_golden_case *c = &golden.cases[i];
 
             need(c->prompt_tokens > 0 && c->id_count > 0 && c->id_count <= c->limit_tokens &&
                      c->limit_tokens <= CB_MAX_CONTEXT_TOKENS && c->kv <= COLIBRI_KV_F32,
                  "a number is out of range");
+            need_hash(c->logits_sha256, text, size);
             need_ids(c->prompt, c->prompt_tokens, ids, size / 2);
             need_ids(c->ids, c->id_count, ids, size / 2);
         }
@@ -123,11 +130,9 @@ static void print_ids(const int32_t *ids, uint32_t count)
         printf("%c%d", i > 0 ? ',' : ' ', (int)ids[i]);
 }
 
-static void print_hash(const uint8_t hash[32])
+static void print_hash(const char *hash)
 {
-    putchar(' ');
-    for (size_t i = 0; i < 32; i++)
-        printf("%02x", (unsigned)hash[i]);
+    printf(" %.*s", (int)CTL_GOLDEN_DIGITS, hash);
 }
 
 /* One line per file: refused, or the root and the cases. */

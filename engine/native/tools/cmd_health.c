@@ -48,12 +48,8 @@ static const struct ctl_option health_options[] = {
 };
 
 static const char health_notes[] =
-    "Run it with the options and as the user of the service, before it starts. The exit code is that\n"
-    "of the worst finding: wrong bits (3), budget (4), environment (5), others (1). docs/deploy.md has\n"
-    "units and init scripts around it.\n"
-    "\n"
-    "Example:\n"
-    "  colibrictl health model.colibri --context 512 --lock require\n";
+    "Run it as the user and with the options of the service. The exit code is that of the worst finding.\n"
+    "docs/deploy.md explains it.\n";
 
 static struct health {
     struct ctl_doctor doctor; /* its checks, and behind them those of this command */
@@ -62,7 +58,7 @@ static struct health {
     uint64_t plan_bytes, peak_bytes;
     double start; /* seconds of the monotonic clock */
     int exit_code; /* of the worst finding */
-    colibri_model_info info;
+    char root[CTL_HEX_BYTES]; /* of the verified model; empty: there is none */
     struct ctl_golden golden;
     size_t right; /* of its cases */
     const char *golden_path;
@@ -117,10 +113,10 @@ static colibri_model *verify(struct health *h)
 {
     colibri_error error = { .offset = -1 };
     colibri_report report = { .struct_size = sizeof report };
+    colibri_model_info info = { .struct_size = sizeof info };
     struct ctl_model_values least;
     colibri_model *model = NULL;
     bool room = h->exit_code != EXIT_BUDGET;
-    char root[CTL_HEX_BYTES];
     int exit_code;
 
     ctl_model_values_for_verifying(&least);
@@ -133,12 +129,11 @@ static colibri_model *verify(struct health *h)
                             error.code != 0 ? error.message : "see the message above");
         return NULL;
     }
-    h->info.struct_size = sizeof h->info;
-    (void)colibri_model_info_get(model, &h->info);
+    (void)colibri_model_info_get(model, &info);
     (void)colibri_model_report(model, &report);
-    ctl_hex(h->info.root, root);
+    ctl_hex(info.root, h->root);
     (void)ctl_check_add(&h->doctor, "verify", CTL_OK, "%llu bytes, root %s",
-                        (unsigned long long)h->info.file_bytes, root);
+                        (unsigned long long)info.file_bytes, h->root);
     (void)ctl_check_add(&h->doctor, "signature",
                         report.signature == COLIBRI_SIGNATURE_UNCHECKED ? CTL_WARNING : CTL_OK, "%s",
                         ctl_signature_name(report.signature));
@@ -190,6 +185,7 @@ static int run_case(colibri_model *model, const struct ctl_golden_case *expected
                                 .hash_logits = true,
                                 .emit = compare_id,
                                 .emit_context = &c };
+    char hash[CTL_HEX_BYTES];
     int code = colibri_session_create(model, &g.session, error);
 
     if (code != 0) {
@@ -197,8 +193,9 @@ static int run_case(colibri_model *model, const struct ctl_golden_case *expected
     }
     code = ctl_generate(&g, error);
     colibri_session_free(g.session);
-    if (code == 0 && (c.at != expected->id_count ||
-                      memcmp(g.logits_sha256, expected->logits_sha256, sizeof g.logits_sha256) != 0)) {
+    ctl_hex(g.logits_sha256, hash);
+    if (code == 0 &&
+        (c.at != expected->id_count || memcmp(hash, expected->logits_sha256, CTL_GOLDEN_DIGITS) != 0)) {
         c.differs = true;
         (void)snprintf(error->message, sizeof error->message, "%u of %u tokens are right, but other logits chose them",
                        (unsigned)c.at, (unsigned)expected->id_count);
@@ -258,7 +255,7 @@ static int read_golden(struct health *h, const colibri_model *model, char **text
     if (ctl_golden_parse(&h->golden, *text, bytes, *ids, error) != 0) {
         return EXIT_TAMPERED;
     }
-    if (memcmp(h->golden.root, h->info.root, sizeof h->info.root) != 0 ||
+    if (memcmp(h->golden.root, h->root, CTL_GOLDEN_DIGITS) != 0 ||
         !ctl_golden_is_signed(*text, bytes, &report)) {
         (void)snprintf(error->message, sizeof error->message,
                        "they are of another model, or not those that were signed with it");
@@ -331,16 +328,14 @@ static void make_result(struct health *h)
     static const char *const statuses[] = {
         [CTL_OK] = "ok", [CTL_INFO] = "skipped", [CTL_WARNING] = "warn", [CTL_ERROR] = "fail"
     };
-    char root[CTL_HEX_BYTES];
     size_t warnings = 0;
 
     for (size_t i = 0; i < h->doctor.count; i++) {
         warnings += h->doctor.checks[i].severity == CTL_WARNING;
     }
-    ctl_hex(h->info.root, root);
     put(h, "{\"version\": %d, \"status\": \"%s\", \"exit_code\": %d, \"root\": \"%s\", \"build\": \"%s\", "
            "\"plan_bytes\": %llu, \"peak_bytes\": %llu, \"seconds\": %.3f, \"checks\": [",
-        RESULT_VERSION, status_of(h->exit_code, warnings), h->exit_code, h->info.struct_size != 0 ? root : "",
+        RESULT_VERSION, status_of(h->exit_code, warnings), h->exit_code, h->root,
         colibri_build_info(), (unsigned long long)h->plan_bytes, (unsigned long long)h->peak_bytes, ctl_seconds() - h->start);
     for (size_t i = 0; i < h->doctor.count; i++) {
         const struct ctl_check *check = &h->doctor.checks[i];

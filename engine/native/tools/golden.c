@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "placing.h"
@@ -14,6 +13,8 @@
 #define HASH_BYTES 32u
 
 /* ---- the file ---------------------------------------------------------------------------- */
+
+_Static_assert(CB_MAX_GOLDEN_BYTES == 1 << 20, "a message below says so");
 
 bool ctl_golden_path(const char *model, char *path, size_t capacity)
 {
@@ -27,50 +28,34 @@ bool ctl_golden_path(const char *model, char *path, size_t capacity)
     return length >= 0 && (size_t)length < capacity;
 }
 
-static int read_failed(colibri_error *error, int code, const char *what)
-{
-    error->code = code;
-    (void)snprintf(error->message, sizeof error->message, "cannot read the golden results: %s", what);
-    return code;
-}
-
-static int read_text(int fd, char **text, size_t *bytes, colibri_error *error)
-{
-    struct stat state;
-    ssize_t done = 1;
-
-    if (fstat(fd, &state) != 0 || !S_ISREG(state.st_mode) || state.st_size > (off_t)CB_MAX_GOLDEN_BYTES) {
-        error->code = COLIBRI_ERR_ARGUMENT;
-        (void)snprintf(error->message, sizeof error->message,
-                       "golden results are a regular file of at most %u bytes; leave them out with --no-golden",
-                       CB_MAX_GOLDEN_BYTES);
-        return error->code;
-    }
-    *text = malloc(CB_MAX_GOLDEN_BYTES); /* pages are taken as they are filled */
-    if (*text == NULL) {
-        return read_failed(error, COLIBRI_ERR_MEMORY, strerror(ENOMEM));
-    }
-    while (done > 0 && *bytes < CB_MAX_GOLDEN_BYTES) {
-        done = read(fd, *text + *bytes, CB_MAX_GOLDEN_BYTES - *bytes);
-        *bytes += done > 0 ? (size_t)done : 0;
-    }
-    return done < 0 ? read_failed(error, COLIBRI_ERR_IO, strerror(errno)) : 0;
-}
-
 int ctl_golden_read(const char *path, char **text, size_t *bytes, colibri_error *error)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    int code;
+    ssize_t done = -1;
 
     *text = NULL;
     *bytes = 0;
     error->offset = -1;
+    error->code = 0;
     if (fd < 0) {
-        return errno == ENOENT ? 0 : read_failed(error, COLIBRI_ERR_OPEN, strerror(errno));
+        error->code = errno == ENOENT ? 0 : COLIBRI_ERR_OPEN;
+    } else {
+        *text = malloc(CB_MAX_GOLDEN_BYTES + 1); /* pages are taken as they are filled */
+        do { /* a pipe that nobody writes is empty, a folder cannot be read, a device is too large */
+            done = *text != NULL ? read(fd, *text + *bytes, CB_MAX_GOLDEN_BYTES + 1 - *bytes) : -1;
+            *bytes += done > 0 ? (size_t)done : 0;
+        } while (done > 0);
+        error->code = done < 0 ? COLIBRI_ERR_IO : *bytes > CB_MAX_GOLDEN_BYTES ? COLIBRI_ERR_ARGUMENT : 0;
     }
-    code = read_text(fd, text, bytes, error);
-    (void)close(fd);
-    return code;
+    if (error->code != 0) {
+        (void)snprintf(error->message, sizeof error->message,
+                       "cannot read the golden results: %s; leave them out with --no-golden",
+                       error->code == COLIBRI_ERR_ARGUMENT ? "they have more than 1 MiB" : strerror(errno));
+    }
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return error->code;
 }
 
 bool ctl_golden_is_signed(const char *text, size_t bytes, const colibri_report *report)
@@ -128,42 +113,33 @@ static void expect(struct reader *r, char wanted)
     }
 }
 
-/* Behind a backslash: how many characters the escape has, 0 when JSON has none such. */
-static size_t escape_bytes(const struct reader *r)
-{
-    size_t bytes = 1, left = r->end - r->at;
-
-    if (left == 0 || memchr("\"\\/bfnrtu", r->text[r->at], 9) == NULL) {
-        return 0;
-    }
-    while (r->text[r->at] == 'u' && bytes < 5) {
-        if (bytes == left || memchr("0123456789abcdefABCDEF", r->text[r->at + bytes], 22) == NULL) {
-            return 0;
-        }
-        bytes++;
-    }
-    return bytes;
-}
-
-/* A string as it is written: nobody needs those that have escapes. Its length; empty after a refusal. */
+/* A string as it is written: nobody needs those that have escapes. Its length; 0 after a refusal. */
 static size_t take_string(struct reader *r, const char **string)
 {
-    size_t start;
+    static const char letters[] = "0123456789abcdefABCDEF";
+    size_t start, hex = 0; /* digits that an escape still needs */
 
     expect(r, '"');
     start = r->at;
     *string = r->text + start;
-    while (r->at < r->end && (unsigned char)r->text[r->at] >= 0x20) {
+    while (r->at < r->end) {
         char c = r->text[r->at++];
-        size_t escape = c == '\\' ? escape_bytes(r) : 1;
+        bool escaped = hex == 0 && c == '\\' && r->at < r->end;
 
-        if (c == '"') {
+        if (hex == 0 && c == '"') {
             return r->at - 1 - start;
         }
-        if (escape == 0) {
+        if (hex > 0 ? memchr(letters, c, sizeof letters - 1) == NULL : (unsigned char)c < 0x20) {
             break;
         }
-        r->at += c == '\\' ? escape : 0;
+        hex -= hex > 0;
+        if (escaped) {
+            c = r->text[r->at++];
+            hex = c == 'u' ? 4 : 0;
+            if (memchr("\"\\/bfnrtu", c, 9) == NULL) {
+                break;
+            }
+        }
     }
     refuse(r, "no JSON string");
     return 0;
@@ -208,33 +184,30 @@ static const int32_t *take_ids(struct reader *r, uint32_t *count)
     return ids;
 }
 
-static void take_hash(struct reader *r, uint8_t hash[HASH_BYTES])
+static const char *take_hash(struct reader *r)
 {
-    static const char digits[] = "0123456789abcdef";
     const char *string;
-    size_t length = take_string(r, &string);
 
-    for (size_t i = 0; i < 2 * HASH_BYTES; i++) {
-        const char *digit = length == 2 * HASH_BYTES ? memchr(digits, string[i], 16) : NULL;
-
-        if (digit == NULL) {
-            refuse(r, "no hash of 64 digits 0-9a-f");
-            return;
-        }
-        hash[i / 2] = (uint8_t)(hash[i / 2] << 4 | (digit - digits));
+    /* behind the digits there is at least the quote that ends the string */
+    if (take_string(r, &string) != CTL_GOLDEN_DIGITS || strspn(string, "0123456789abcdef") != CTL_GOLDEN_DIGITS) {
+        refuse(r, "no hash of 64 digits 0-9a-f");
     }
+    return string;
 }
 
 static void take_bool(struct reader *r)
 {
-    size_t length;
+    const char *rest = take(r, 't') ? "rue" : "alse";
 
-    (void)take(r, ' ');
-    length = r->at < r->end && r->text[r->at] == 't' ? 4 : 5;
-    if (r->end - r->at < length || memcmp(r->text + r->at, length == 4 ? "true" : "false", length) != 0) {
-        refuse(r, "neither true nor false");
+    if (*rest == 'a') {
+        expect(r, 'f');
     }
-    r->at += r->error->code == 0 ? length : 0;
+    for (; *rest != '\0'; rest++, r->at++) {
+        if (r->at == r->end || r->text[r->at] != *rest) {
+            refuse(r, "neither true nor false");
+            return;
+        }
+    }
 }
 
 /* ---- objects ----------------------------------------------------------------------------- */
@@ -297,7 +270,7 @@ static void parse_case(struct reader *r, struct ctl_golden_case *c)
             c->limit_tokens = take_number(r, 1, CB_MAX_CONTEXT_TOKENS);
             break;
         case 4:
-            take_hash(r, c->logits_sha256);
+            c->logits_sha256 = take_hash(r);
             break;
         case 5:
             take_bool(r);
@@ -329,7 +302,7 @@ int ctl_golden_parse(struct ctl_golden *golden, const char *text, size_t bytes, 
             (void)take_number(&r, CB_GOLDEN_VERSION, CB_GOLDEN_VERSION);
             break;
         case 1:
-            take_hash(&r, golden->root);
+            golden->root = take_hash(&r);
             break;
         default:
             expect(&r, '[');

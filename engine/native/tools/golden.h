@@ -14,17 +14,19 @@
 #include "../src/spec.h"
 #include "colibri.h"
 
+#define CTL_GOLDEN_DIGITS 64u /* of a SHA-256, as the file has it: lower case */
+
 struct ctl_golden_case {
     const int32_t *prompt; /* [prompt_tokens] */
     const int32_t *ids;    /* [id_count], greedy: what must be generated */
     uint32_t prompt_tokens, id_count;
     uint32_t limit_tokens; /* n: id_count, or more when an end token came */
     uint32_t kv;           /* enum colibri_kv */
-    uint8_t logits_sha256[32];
+    const char *logits_sha256; /* [CTL_GOLDEN_DIGITS], in the text */
 };
 
 struct ctl_golden {
-    uint8_t root[32]; /* of the model that the results belong to */
+    const char *root; /* [CTL_GOLDEN_DIGITS], in the text: of the model that the results belong to */
     size_t count;
     struct ctl_golden_case cases[CB_MAX_GOLDEN_CASES];
 };
@@ -39,7 +41,7 @@ int ctl_golden_read(const char *path, char **text, size_t *bytes, colibri_error 
 /* Whether the text is what the signature of the model covers; true when it covers none. */
 bool ctl_golden_is_signed(const char *text, size_t bytes, const colibri_report *report);
 
-/* Parses text[bytes]; `ids`, [bytes / 2], holds what the cases point to. 0, or COLIBRI_ERR_ARGUMENT
+/* Parses text[bytes], which the result points to; `ids`, [bytes / 2], holds those of the cases. 0, or COLIBRI_ERR_ARGUMENT
  * with a message that names the byte. */
 int ctl_golden_parse(struct ctl_golden *golden, const char *text, size_t bytes, int32_t *ids,
                      colibri_error *error);
