@@ -109,6 +109,12 @@ def engine_musl() -> Step:
     return engine(AARCH64_MUSL.name, "--ldflags=-static", f"--cc={compiler}")
 
 
+def hardening(name: str, *files: Path) -> Step:
+    """What a compiler and a linker made of the hardening flags (docs/hardening.md)."""
+    checker = str(REPOSITORY / "tests" / "firmware" / "elf_check.py")
+    return Step(f"hardening-{name}", [PYTHON, checker, "--require", "canary", *map(str, files)])
+
+
 def models(*kinds: str) -> Step:
     """Convert models into build/models, from the cache where nothing changed."""
     return Step("models", script("models.py", *kinds), counts=False, needed=True)
@@ -255,6 +261,7 @@ def qemu_user() -> list[Step]:
         meson_tests("c-tests-aarch64", AARCH64),
         engine("arm", "--cross-compile=arm-linux-gnueabihf-", "--ldflags=-static", WERROR),
         meson_tests("c-tests-arm", ARM),
+        hardening("arm", ARM / "colibrictl"),
         *(checkkernels_on(cpu) for cpu in ("cortex-a53", "cortex-a76")),
         pytest("one-bit-aarch64", "tests/unit/test_onebit.py", "tests/unit/test_signing.py", "-k", EMULATED),
     ]
