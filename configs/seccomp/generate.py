@@ -50,6 +50,8 @@ NOT_STEADY = frozenset(
 
 # What the kernel calls the classes, returns and offsets (linux/filter.h, linux/seccomp.h).
 LOAD, AND, RETURN, JUMP_EQUAL, JUMP_SET = 0x20, 0x54, 0x06, 0x15, 0x45
+WORDS = {LOAD: "LOAD", AND: "AND", RETURN: "RETURN", JUMP_EQUAL: "EQUAL", JUMP_SET: "SET"}  # of the C header
+SMALL_OPERANDS = 4096  # the header packs an instruction into 32 bits; larger operands are in a table
 AT_NUMBER, AT_ARCHITECTURE, AT_ARGUMENTS = 0, 4, 16
 RETURN_ALLOW, RETURN_ERRNO = 0x7FFF0000, 0x00050000
 RETURN_REFUSE = 0  # replaced by the action when the filter is installed; no other return is 0
@@ -308,33 +310,56 @@ def call_count(rules: list[Rule], phase: str, architecture: Architecture, number
 # ---- outputs ---------------------------------------------------------------------------------------
 
 
-def c_program(rules: list[Rule], phase: str, architecture: Architecture, numbers: dict[str, dict[str, int]]) -> str:
-    """One array of C."""
-    program = compile_filter(rules, phase, architecture, numbers)
+def c_program(program: list[Instruction], phase: str, large: list[int]) -> str:
+    """One array of C; `large` collects the operands that do not fit."""
     lines = []
     for one, (code, true, false, k) in zip(program, encode(program), strict=True):
         note = f" /* {one.note} */" if one.note else ""
-        lines.append(f"    {{0x{code:02x}, {true}, {false}, 0x{k:08x}}},{note}\n")
-    return f"static const struct cb_bpf {phase}_filter[] = {{\n{''.join(lines)}}};\n"
+        operand = str(k)
+        if k >= SMALL_OPERANDS:
+            if k not in large:
+                large.append(k)
+            operand = f"CB_BPF_LARGE({large.index(k)})"
+        lines.append(f"    CB_BPF({WORDS[code]}, {true}, {false}, {operand}),{note}\n")
+    return f"static const uint32_t {phase}_filter[] = {{\n{''.join(lines)}}};\n"
+
+
+C_HEAD = f"""/* SPDX-License-Identifier: MIT */
+/* Generated from configs/seccomp/colibri.json by configs/seccomp/generate.py; do not edit. */
+#ifndef CB_SANDBOX_FILTERS_H
+#define CB_SANDBOX_FILTERS_H
+
+#include <stdint.h>
+
+/*
+ * Instructions of classic BPF, packed: which, jump if true, if false, operand. RETURN of 0 stands for the
+ * action. Filters are linear: architecture, number, then arguments, then the returns.
+ */
+#define CB_BPF(word, jt, jf, k) (CB_BPF_##word << 29 | (uint32_t)(jt) << 21 | (uint32_t)(jf) << 13 | (uint32_t)(k))
+#define CB_BPF_LARGE(index) (CB_BPF_SMALL + (index))
+#define CB_BPF_SMALL {SMALL_OPERANDS}u
+#define CB_BPF_WORD(packed) ((packed) >> 29)
+#define CB_BPF_JT(packed) ((uint8_t)((packed) >> 21))
+#define CB_BPF_JF(packed) ((uint8_t)((packed) >> 13))
+#define CB_BPF_OPERAND(packed) ((packed) & 0x1fffu)
+
+"""
 
 
 def c_header(rules: list[Rule], numbers: dict[str, dict[str, int]]) -> str:
     """sandbox_filters.h."""
-    out = [
-        "/* SPDX-License-Identifier: MIT */\n"
-        "/* Generated from configs/seccomp/colibri.json by configs/seccomp/generate.py; do not edit. */\n"
-        "#ifndef CB_SANDBOX_FILTERS_H\n#define CB_SANDBOX_FILTERS_H\n\n#include <stdint.h>\n\n"
-        "/* As the kernel has it: code, jump if true, if false, operand. */\n"
-        "struct cb_bpf {\n    uint16_t code;\n    uint8_t jt, jf;\n    uint32_t k;\n};\n\n"
-        "/* The return that the action replaces. */\n"
-        f"#define CB_BPF_RETURN 0x{RETURN:02x}u\n#define CB_BPF_REFUSE {RETURN_REFUSE}u\n\n"
-    ]
+    out = [C_HEAD]
+    out += [f"#define CB_BPF_{word} {index}u\n" for index, word in enumerate(WORDS.values())]
+    codes = ", ".join(f"0x{code:02x}" for code in WORDS)
+    out.append(f"#define CB_BPF_CODES {{{codes}}} /* as the kernel has them */\n\n")
     for index, one in enumerate(ARCHITECTURES):
         out.append(f"#{'el' if index else ''}if {one.condition}\n\n/* {one.name} */\n#define CB_SANDBOX_FILTERS 1\n")
         for phase in PHASES:
             out.append(f"#define CB_SANDBOX_{phase.upper()}_CALLS {call_count(rules, phase, one, numbers)}u\n")
-        out += ["\n" + c_program(rules, phase, one, numbers) for phase in PHASES]
-        out.append("\n")
+        large: list[int] = []
+        out += ["\n" + c_program(compile_filter(rules, phase, one, numbers), phase, large) for phase in PHASES]
+        values = ", ".join(f"0x{value:08x}" for value in large)
+        out.append(f"\nstatic const uint32_t large_operands[] = {{{values}}};\n\n")
     return "".join(out) + "#endif\n\n#endif\n"
 
 

@@ -50,6 +50,8 @@ REFUSED_EVERYWHERE = {  # numbers by hand, not from the files under test: aarch6
 }  # fmt: skip
 CLONE, SOCKET, MPROTECT, OPENAT = (220, 120, 56), (198, 281, 41), (226, 125, 10), (56, 322, 257)
 
+CODES = {"LOAD": 0x20, "AND": 0x54, "RETURN": 0x06, "EQUAL": 0x15, "SET": 0x45}
+
 Program = list[tuple[int, int, int, int]]
 
 
@@ -73,10 +75,18 @@ def committed_filters() -> dict[tuple[str, str], Program]:
     found: dict[tuple[str, str], Program] = {}
     for part in re.split(r"^#(?:el)?if ", text, flags=re.MULTILINE)[1:]:
         name = re.search(r"^/\* ([\w-]+) \*/$", part, re.MULTILINE)
-        for phase, rows in re.findall(r"struct cb_bpf (\w+)_filter\[\] = \{\n(.*?)\};", part, re.DOTALL):
-            assert name is not None
-            values = re.findall(r"\{(0x\w+), (\d+), (\d+), (0x\w+)\}", rows)
-            found[name[1], phase] = [(int(c, 16), int(t), int(f), int(k, 16)) for c, t, f, k in values]
+        large = re.search(r"large_operands\[\] = \{(.*?)\};", part)
+        assert name is not None
+        assert large is not None
+        operands = [int(word, 16) for word in large[1].split(", ")]
+        for phase, rows in re.findall(r"uint32_t (start|steady)_filter\[\] = \{\n(.*?)\};", part, re.DOTALL):
+            assert len(re.findall(r"^    CB_BPF", rows, re.MULTILINE)) == rows.count("\n")
+            found[name[1], phase] = [
+                (CODES[word], int(true), int(false), operands[int(index)] if index else int(k))
+                for word, true, false, k, index in re.findall(
+                    r"CB_BPF\((\w+), (\d+), (\d+), (?:(\d+)|CB_BPF_LARGE\((\d+)\))\)", rows
+                )
+            ]
     return found
 
 
@@ -561,12 +571,12 @@ print(code, error.message.decode())
 @pytest.mark.parametrize(
     ("values", "code", "word"),
     [
-        ((8, 2, 0, 0, 32), -41, "COLIBRI_SANDBOX_DEFAULT"),
+        ((8, 2, 0, 0, 32), -41, "colibri_sandbox.struct_size is 8"),
         ((0, 0, 0, 0, 32), -40, "phase 0"),
         ((0, 3, 0, 0, 32), -40, "phase 3"),
         ((0, 2, 3, 0, 32), -40, "action 3"),
         ((0, 2, 0, 1, 32), -40, "1 paths"),
-        ((0, 2, 0, 0, 12), -41, "colibri_sandbox_report"),
+        ((0, 2, 0, 0, 12), -41, "colibri_sandbox_report.struct_size is 12"),
     ],
 )
 def test_wrong_options_change_nothing(native_library: Path, values: tuple[int, ...], code: int, word: str) -> None:

@@ -39,9 +39,15 @@
 #define NET_TCP 3u       /* bind, connect; from version 4 on */
 #define SCOPES 3u        /* abstract sockets and signals of others; from version 6 on */
 
+struct instruction {
+    uint16_t code;
+    uint8_t jt, jf;
+    uint32_t k;
+};
+
 struct program {
     unsigned short count;
-    const struct cb_bpf *code;
+    const struct instruction *code;
 };
 
 struct ruleset {
@@ -137,18 +143,29 @@ static uint32_t result_of(uint32_t action)
                                              : 0x7ffc0000u;        /* SECCOMP_RET_LOG */
 }
 
+static struct instruction unpack(uint32_t packed, uint32_t action)
+{
+    static const uint8_t codes[] = CB_BPF_CODES;
+    uint32_t word = CB_BPF_WORD(packed), k = CB_BPF_OPERAND(packed);
+    struct instruction one = {codes[word], CB_BPF_JT(packed), CB_BPF_JF(packed), k};
+
+    if (k >= CB_BPF_SMALL)
+        one.k = large_operands[k - CB_BPF_SMALL];
+    if (word == CB_BPF_RETURN && k == 0)
+        one.k = result_of(action);
+    return one;
+}
+
 static int install(uint32_t phase, uint32_t action, colibri_error *error)
 {
-    struct cb_bpf code[COUNT(start_filter)];
+    struct instruction code[COUNT(start_filter)];
     int steady = phase == COLIBRI_SANDBOX_STEADY;
     struct program program = {steady ? COUNT(steady_filter) : COUNT(start_filter), code};
     long result;
     size_t i;
 
-    memcpy(code, steady ? steady_filter : start_filter, program.count * sizeof code[0]);
     for (i = 0; i < program.count; i++)
-        if (code[i].code == CB_BPF_RETURN && code[i].k == CB_BPF_REFUSE)
-            code[i].k = result_of(action);
+        code[i] = unpack(steady ? steady_filter[i] : start_filter[i], action);
     result = syscall(SYS_seccomp, SET_MODE_FILTER,
                      action == COLIBRI_SANDBOX_KILL ? FLAG_TSYNC : FLAG_TSYNC | FLAG_LOG, &program);
     if (result > 0)
@@ -179,15 +196,18 @@ static int install(uint32_t phase, uint32_t action, colibri_error *error)
 
 /* ---- entering ------------------------------------------------------------------------------------ */
 
+static int check_size(size_t found, size_t known, const char *name, colibri_error *error)
+{
+    return found == known ? 0
+                          : cb_fail(error, COLIBRI_ERR_STRUCT_SIZE, CB_NO_OFFSET,
+                                    "%s.struct_size is %zu, this library knows %zu: set it to the sizeof",
+                                    name, found, known);
+}
+
 static int check_options(const colibri_sandbox *o, colibri_error *error)
 {
     size_t paths = o->read_path_count + o->write_path_count;
 
-    if (o->struct_size != sizeof *o)
-        return cb_fail(error, COLIBRI_ERR_STRUCT_SIZE, CB_NO_OFFSET,
-                       "colibri_sandbox.struct_size is %zu, this library knows %zu; begin with "
-                       "COLIBRI_SANDBOX_DEFAULT",
-                       o->struct_size, sizeof *o);
     if (o->phase < COLIBRI_SANDBOX_START || o->phase > COLIBRI_SANDBOX_STEADY ||
         o->action > COLIBRI_SANDBOX_LOG || (o->phase == COLIBRI_SANDBOX_STEADY && paths > 0))
         return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
@@ -214,12 +234,12 @@ static int enter(const colibri_sandbox *o, uint32_t action, uint32_t *abi, colib
 int colibri_sandbox_enter(const colibri_sandbox *options, colibri_sandbox_report *report, colibri_error *error)
 {
     uint32_t abi = 0, action = options->action;
-    int code = check_options(options, error);
+    int code = check_size(options->struct_size, sizeof *options, "colibri_sandbox", error);
 
-    if (code == 0 && report != NULL && report->struct_size != sizeof *report)
-        code = cb_fail(error, COLIBRI_ERR_STRUCT_SIZE, CB_NO_OFFSET,
-                       "colibri_sandbox_report.struct_size is %zu, this library knows %zu",
-                       report->struct_size, sizeof *report);
+    if (code == 0)
+        code = check_options(options, error);
+    if (code == 0 && report != NULL)
+        code = check_size(report->struct_size, sizeof *report, "colibri_sandbox_report", error);
 #ifdef COLIBRI_RESTRICTED_SYSCALLS
     action = COLIBRI_SANDBOX_KILL;
 #endif

@@ -5,16 +5,24 @@
 
 #include <stdint.h>
 
-/* As the kernel has it: code, jump if true, if false, operand. */
-struct cb_bpf {
-    uint16_t code;
-    uint8_t jt, jf;
-    uint32_t k;
-};
+/*
+ * Instructions of classic BPF, packed: which, jump if true, if false, operand. RETURN of 0 stands for the
+ * action. Filters are linear: architecture, number, then arguments, then the returns.
+ */
+#define CB_BPF(word, jt, jf, k) (CB_BPF_##word << 29 | (uint32_t)(jt) << 21 | (uint32_t)(jf) << 13 | (uint32_t)(k))
+#define CB_BPF_LARGE(index) (CB_BPF_SMALL + (index))
+#define CB_BPF_SMALL 4096u
+#define CB_BPF_WORD(packed) ((packed) >> 29)
+#define CB_BPF_JT(packed) ((uint8_t)((packed) >> 21))
+#define CB_BPF_JF(packed) ((uint8_t)((packed) >> 13))
+#define CB_BPF_OPERAND(packed) ((packed) & 0x1fffu)
 
-/* The return that the action replaces. */
-#define CB_BPF_RETURN 0x06u
-#define CB_BPF_REFUSE 0u
+#define CB_BPF_LOAD 0u
+#define CB_BPF_AND 1u
+#define CB_BPF_RETURN 2u
+#define CB_BPF_EQUAL 3u
+#define CB_BPF_SET 4u
+#define CB_BPF_CODES {0x20, 0x54, 0x06, 0x15, 0x45} /* as the kernel has them */
 
 #if defined(__aarch64__) && defined(__LP64__)
 
@@ -23,156 +31,158 @@ struct cb_bpf {
 #define CB_SANDBOX_START_CALLS 68u
 #define CB_SANDBOX_STEADY_CALLS 20u
 
-static const struct cb_bpf start_filter[] = {
-    {0x20, 0, 0, 0x00000004}, /* architecture */
-    {0x15, 0, 107, 0xc00000b7},
-    {0x20, 0, 0, 0x00000000}, /* number */
-    {0x15, 106, 0, 0x00000062}, /* futex */
-    {0x15, 105, 0, 0x00000043}, /* pread64 */
-    {0x15, 104, 0, 0x0000003f}, /* read */
-    {0x15, 103, 0, 0x00000040}, /* write */
-    {0x15, 102, 0, 0x00000042}, /* writev */
-    {0x15, 101, 0, 0x00000039}, /* close */
-    {0x15, 100, 0, 0x000000e9}, /* madvise */
-    {0x15, 99, 0, 0x000000df}, /* fadvise64 */
-    {0x15, 98, 0, 0x00000071}, /* clock_gettime */
-    {0x15, 97, 0, 0x00000049}, /* ppoll */
-    {0x15, 96, 0, 0x000000f2}, /* accept4 */
-    {0x15, 57, 0, 0x000000ce}, /* sendto */
-    {0x15, 60, 0, 0x000000e2}, /* mprotect */
-    {0x15, 93, 0, 0x000000d7}, /* munmap */
-    {0x15, 92, 0, 0x0000008b}, /* rt_sigreturn */
-    {0x15, 91, 0, 0x00000087}, /* rt_sigprocmask */
-    {0x15, 90, 0, 0x00000086}, /* rt_sigaction */
-    {0x15, 89, 0, 0x00000080}, /* restart_syscall */
-    {0x15, 88, 0, 0x0000005d}, /* exit */
-    {0x15, 87, 0, 0x0000005e}, /* exit_group */
-    {0x15, 87, 0, 0x000001b3}, /* clone3 */
-    {0x15, 55, 0, 0x000000dc}, /* clone */
-    {0x15, 84, 0, 0x00000063}, /* set_robust_list */
-    {0x15, 83, 0, 0x00000125}, /* rseq */
-    {0x15, 82, 0, 0x000000b2}, /* gettid */
-    {0x15, 81, 0, 0x0000007b}, /* sched_getaffinity */
-    {0x15, 80, 0, 0x0000007c}, /* sched_yield */
-    {0x15, 54, 0, 0x000000de}, /* mmap */
-    {0x15, 78, 0, 0x000000d6}, /* brk */
-    {0x15, 77, 0, 0x000000d8}, /* mremap */
-    {0x15, 76, 0, 0x000000e4}, /* mlock */
-    {0x15, 75, 0, 0x000000e5}, /* munlock */
-    {0x15, 74, 0, 0x00000038}, /* openat */
-    {0x15, 73, 0, 0x0000004f}, /* newfstatat */
-    {0x15, 72, 0, 0x00000050}, /* fstat */
-    {0x15, 71, 0, 0x00000123}, /* statx */
-    {0x15, 70, 0, 0x0000003e}, /* lseek */
-    {0x15, 69, 0, 0x00000041}, /* readv */
-    {0x15, 68, 0, 0x0000004e}, /* readlinkat */
-    {0x15, 67, 0, 0x00000030}, /* faccessat */
-    {0x15, 66, 0, 0x000001b7}, /* faccessat2 */
-    {0x15, 65, 0, 0x00000023}, /* unlinkat */
-    {0x15, 64, 0, 0x00000026}, /* renameat */
-    {0x15, 63, 0, 0x00000114}, /* renameat2 */
-    {0x15, 62, 0, 0x00000052}, /* fsync */
-    {0x15, 61, 0, 0x00000034}, /* fchmod */
-    {0x15, 60, 0, 0x00000035}, /* fchmodat */
-    {0x15, 59, 0, 0x00000019}, /* fcntl */
-    {0x15, 58, 0, 0x00000018}, /* dup3 */
-    {0x15, 57, 0, 0x0000003b}, /* pipe2 */
-    {0x15, 35, 0, 0x0000001d}, /* ioctl */
-    {0x15, 55, 0, 0x000000ac}, /* getpid */
-    {0x15, 54, 0, 0x000000a0}, /* uname */
-    {0x15, 53, 0, 0x000000b3}, /* sysinfo */
-    {0x15, 52, 0, 0x00000116}, /* getrandom */
-    {0x15, 51, 0, 0x00000105}, /* prlimit64 */
-    {0x15, 50, 0, 0x000000a3}, /* getrlimit */
-    {0x15, 36, 0, 0x000000c6}, /* socket */
-    {0x15, 48, 0, 0x000000c8}, /* bind */
-    {0x15, 47, 0, 0x000000c9}, /* listen */
-    {0x15, 46, 0, 0x000000cb}, /* connect */
-    {0x15, 45, 0, 0x000000cc}, /* getsockname */
-    {0x15, 44, 0, 0x000000d1}, /* getsockopt */
-    {0x15, 43, 0, 0x000000d0}, /* setsockopt */
-    {0x15, 33, 0, 0x000000a7}, /* prctl */
-    {0x15, 41, 0, 0x00000115}, /* seccomp */
-    {0x15, 40, 0, 0x000001bc}, /* landlock_create_ruleset */
-    {0x15, 39, 0, 0x000001bd}, /* landlock_add_rule */
-    {0x15, 38, 37, 0x000001be}, /* landlock_restrict_self */
-    {0x20, 0, 0, 0x00000034}, /* argument 4, upper half */
-    {0x15, 0, 35, 0x00000000},
-    {0x20, 0, 0, 0x00000030}, /* argument 4 */
-    {0x15, 34, 33, 0x00000000},
-    {0x20, 0, 0, 0x00000024}, /* argument 2, upper half */
-    {0x15, 0, 31, 0x00000000},
-    {0x20, 0, 0, 0x00000020}, /* argument 2 */
-    {0x45, 29, 30, 0xfffffffc},
-    {0x20, 0, 0, 0x00000014}, /* argument 0, upper half */
-    {0x15, 0, 27, 0x00000000},
-    {0x20, 0, 0, 0x00000010}, /* argument 0 */
-    {0x54, 0, 0, 0xffbfffff},
-    {0x15, 25, 24, 0x003d0f00},
-    {0x20, 0, 0, 0x00000024}, /* argument 2, upper half */
-    {0x15, 0, 22, 0x00000000},
-    {0x20, 0, 0, 0x00000020}, /* argument 2 */
-    {0x45, 20, 21, 0xfffffffc},
-    {0x20, 0, 0, 0x0000001c}, /* argument 1, upper half */
-    {0x15, 0, 2, 0x00000000},
-    {0x20, 0, 0, 0x00000018}, /* argument 1 */
-    {0x15, 17, 0, 0x00005401},
-    {0x20, 0, 0, 0x0000001c}, /* argument 1, upper half */
-    {0x15, 0, 14, 0x00000000},
-    {0x20, 0, 0, 0x00000018}, /* argument 1 */
-    {0x15, 13, 12, 0x00005413},
-    {0x20, 0, 0, 0x00000014}, /* argument 0, upper half */
-    {0x15, 0, 10, 0x00000000},
-    {0x20, 0, 0, 0x00000010}, /* argument 0 */
-    {0x15, 9, 8, 0x00000001},
-    {0x20, 0, 0, 0x00000014}, /* argument 0, upper half */
-    {0x15, 0, 2, 0x00000000},
-    {0x20, 0, 0, 0x00000010}, /* argument 0 */
-    {0x15, 5, 0, 0x00000026},
-    {0x20, 0, 0, 0x00000014}, /* argument 0, upper half */
-    {0x15, 0, 2, 0x00000000},
-    {0x20, 0, 0, 0x00000010}, /* argument 0 */
-    {0x15, 1, 0, 0x00000027},
-    {0x06, 0, 0, 0x00000000}, /* refuse */
-    {0x06, 0, 0, 0x7fff0000}, /* allow */
-    {0x06, 0, 0, 0x00050026}, /* errno 38 */
+static const uint32_t start_filter[] = {
+    CB_BPF(LOAD, 0, 0, 4), /* architecture */
+    CB_BPF(EQUAL, 0, 107, CB_BPF_LARGE(0)),
+    CB_BPF(LOAD, 0, 0, 0), /* number */
+    CB_BPF(EQUAL, 106, 0, 98), /* futex */
+    CB_BPF(EQUAL, 105, 0, 67), /* pread64 */
+    CB_BPF(EQUAL, 104, 0, 63), /* read */
+    CB_BPF(EQUAL, 103, 0, 64), /* write */
+    CB_BPF(EQUAL, 102, 0, 66), /* writev */
+    CB_BPF(EQUAL, 101, 0, 57), /* close */
+    CB_BPF(EQUAL, 100, 0, 233), /* madvise */
+    CB_BPF(EQUAL, 99, 0, 223), /* fadvise64 */
+    CB_BPF(EQUAL, 98, 0, 113), /* clock_gettime */
+    CB_BPF(EQUAL, 97, 0, 73), /* ppoll */
+    CB_BPF(EQUAL, 96, 0, 242), /* accept4 */
+    CB_BPF(EQUAL, 57, 0, 206), /* sendto */
+    CB_BPF(EQUAL, 60, 0, 226), /* mprotect */
+    CB_BPF(EQUAL, 93, 0, 215), /* munmap */
+    CB_BPF(EQUAL, 92, 0, 139), /* rt_sigreturn */
+    CB_BPF(EQUAL, 91, 0, 135), /* rt_sigprocmask */
+    CB_BPF(EQUAL, 90, 0, 134), /* rt_sigaction */
+    CB_BPF(EQUAL, 89, 0, 128), /* restart_syscall */
+    CB_BPF(EQUAL, 88, 0, 93), /* exit */
+    CB_BPF(EQUAL, 87, 0, 94), /* exit_group */
+    CB_BPF(EQUAL, 87, 0, 435), /* clone3 */
+    CB_BPF(EQUAL, 55, 0, 220), /* clone */
+    CB_BPF(EQUAL, 84, 0, 99), /* set_robust_list */
+    CB_BPF(EQUAL, 83, 0, 293), /* rseq */
+    CB_BPF(EQUAL, 82, 0, 178), /* gettid */
+    CB_BPF(EQUAL, 81, 0, 123), /* sched_getaffinity */
+    CB_BPF(EQUAL, 80, 0, 124), /* sched_yield */
+    CB_BPF(EQUAL, 54, 0, 222), /* mmap */
+    CB_BPF(EQUAL, 78, 0, 214), /* brk */
+    CB_BPF(EQUAL, 77, 0, 216), /* mremap */
+    CB_BPF(EQUAL, 76, 0, 228), /* mlock */
+    CB_BPF(EQUAL, 75, 0, 229), /* munlock */
+    CB_BPF(EQUAL, 74, 0, 56), /* openat */
+    CB_BPF(EQUAL, 73, 0, 79), /* newfstatat */
+    CB_BPF(EQUAL, 72, 0, 80), /* fstat */
+    CB_BPF(EQUAL, 71, 0, 291), /* statx */
+    CB_BPF(EQUAL, 70, 0, 62), /* lseek */
+    CB_BPF(EQUAL, 69, 0, 65), /* readv */
+    CB_BPF(EQUAL, 68, 0, 78), /* readlinkat */
+    CB_BPF(EQUAL, 67, 0, 48), /* faccessat */
+    CB_BPF(EQUAL, 66, 0, 439), /* faccessat2 */
+    CB_BPF(EQUAL, 65, 0, 35), /* unlinkat */
+    CB_BPF(EQUAL, 64, 0, 38), /* renameat */
+    CB_BPF(EQUAL, 63, 0, 276), /* renameat2 */
+    CB_BPF(EQUAL, 62, 0, 82), /* fsync */
+    CB_BPF(EQUAL, 61, 0, 52), /* fchmod */
+    CB_BPF(EQUAL, 60, 0, 53), /* fchmodat */
+    CB_BPF(EQUAL, 59, 0, 25), /* fcntl */
+    CB_BPF(EQUAL, 58, 0, 24), /* dup3 */
+    CB_BPF(EQUAL, 57, 0, 59), /* pipe2 */
+    CB_BPF(EQUAL, 35, 0, 29), /* ioctl */
+    CB_BPF(EQUAL, 55, 0, 172), /* getpid */
+    CB_BPF(EQUAL, 54, 0, 160), /* uname */
+    CB_BPF(EQUAL, 53, 0, 179), /* sysinfo */
+    CB_BPF(EQUAL, 52, 0, 278), /* getrandom */
+    CB_BPF(EQUAL, 51, 0, 261), /* prlimit64 */
+    CB_BPF(EQUAL, 50, 0, 163), /* getrlimit */
+    CB_BPF(EQUAL, 36, 0, 198), /* socket */
+    CB_BPF(EQUAL, 48, 0, 200), /* bind */
+    CB_BPF(EQUAL, 47, 0, 201), /* listen */
+    CB_BPF(EQUAL, 46, 0, 203), /* connect */
+    CB_BPF(EQUAL, 45, 0, 204), /* getsockname */
+    CB_BPF(EQUAL, 44, 0, 209), /* getsockopt */
+    CB_BPF(EQUAL, 43, 0, 208), /* setsockopt */
+    CB_BPF(EQUAL, 33, 0, 167), /* prctl */
+    CB_BPF(EQUAL, 41, 0, 277), /* seccomp */
+    CB_BPF(EQUAL, 40, 0, 444), /* landlock_create_ruleset */
+    CB_BPF(EQUAL, 39, 0, 445), /* landlock_add_rule */
+    CB_BPF(EQUAL, 38, 37, 446), /* landlock_restrict_self */
+    CB_BPF(LOAD, 0, 0, 52), /* argument 4, upper half */
+    CB_BPF(EQUAL, 0, 35, 0),
+    CB_BPF(LOAD, 0, 0, 48), /* argument 4 */
+    CB_BPF(EQUAL, 34, 33, 0),
+    CB_BPF(LOAD, 0, 0, 36), /* argument 2, upper half */
+    CB_BPF(EQUAL, 0, 31, 0),
+    CB_BPF(LOAD, 0, 0, 32), /* argument 2 */
+    CB_BPF(SET, 29, 30, CB_BPF_LARGE(1)),
+    CB_BPF(LOAD, 0, 0, 20), /* argument 0, upper half */
+    CB_BPF(EQUAL, 0, 27, 0),
+    CB_BPF(LOAD, 0, 0, 16), /* argument 0 */
+    CB_BPF(AND, 0, 0, CB_BPF_LARGE(2)),
+    CB_BPF(EQUAL, 25, 24, CB_BPF_LARGE(3)),
+    CB_BPF(LOAD, 0, 0, 36), /* argument 2, upper half */
+    CB_BPF(EQUAL, 0, 22, 0),
+    CB_BPF(LOAD, 0, 0, 32), /* argument 2 */
+    CB_BPF(SET, 20, 21, CB_BPF_LARGE(1)),
+    CB_BPF(LOAD, 0, 0, 28), /* argument 1, upper half */
+    CB_BPF(EQUAL, 0, 2, 0),
+    CB_BPF(LOAD, 0, 0, 24), /* argument 1 */
+    CB_BPF(EQUAL, 17, 0, CB_BPF_LARGE(4)),
+    CB_BPF(LOAD, 0, 0, 28), /* argument 1, upper half */
+    CB_BPF(EQUAL, 0, 14, 0),
+    CB_BPF(LOAD, 0, 0, 24), /* argument 1 */
+    CB_BPF(EQUAL, 13, 12, CB_BPF_LARGE(5)),
+    CB_BPF(LOAD, 0, 0, 20), /* argument 0, upper half */
+    CB_BPF(EQUAL, 0, 10, 0),
+    CB_BPF(LOAD, 0, 0, 16), /* argument 0 */
+    CB_BPF(EQUAL, 9, 8, 1),
+    CB_BPF(LOAD, 0, 0, 20), /* argument 0, upper half */
+    CB_BPF(EQUAL, 0, 2, 0),
+    CB_BPF(LOAD, 0, 0, 16), /* argument 0 */
+    CB_BPF(EQUAL, 5, 0, 38),
+    CB_BPF(LOAD, 0, 0, 20), /* argument 0, upper half */
+    CB_BPF(EQUAL, 0, 2, 0),
+    CB_BPF(LOAD, 0, 0, 16), /* argument 0 */
+    CB_BPF(EQUAL, 1, 0, 39),
+    CB_BPF(RETURN, 0, 0, 0), /* refuse */
+    CB_BPF(RETURN, 0, 0, CB_BPF_LARGE(6)), /* allow */
+    CB_BPF(RETURN, 0, 0, CB_BPF_LARGE(7)), /* errno 38 */
 };
 
-static const struct cb_bpf steady_filter[] = {
-    {0x20, 0, 0, 0x00000004}, /* architecture */
-    {0x15, 0, 29, 0xc00000b7},
-    {0x20, 0, 0, 0x00000000}, /* number */
-    {0x15, 28, 0, 0x00000062}, /* futex */
-    {0x15, 27, 0, 0x00000043}, /* pread64 */
-    {0x15, 26, 0, 0x0000003f}, /* read */
-    {0x15, 25, 0, 0x00000040}, /* write */
-    {0x15, 24, 0, 0x00000042}, /* writev */
-    {0x15, 23, 0, 0x00000039}, /* close */
-    {0x15, 22, 0, 0x000000e9}, /* madvise */
-    {0x15, 21, 0, 0x000000df}, /* fadvise64 */
-    {0x15, 20, 0, 0x00000071}, /* clock_gettime */
-    {0x15, 19, 0, 0x00000049}, /* ppoll */
-    {0x15, 18, 0, 0x000000f2}, /* accept4 */
-    {0x15, 8, 0, 0x000000ce}, /* sendto */
-    {0x15, 11, 0, 0x000000e2}, /* mprotect */
-    {0x15, 15, 0, 0x000000d7}, /* munmap */
-    {0x15, 14, 0, 0x0000008b}, /* rt_sigreturn */
-    {0x15, 13, 0, 0x00000087}, /* rt_sigprocmask */
-    {0x15, 12, 0, 0x00000086}, /* rt_sigaction */
-    {0x15, 11, 0, 0x00000080}, /* restart_syscall */
-    {0x15, 10, 0, 0x0000005d}, /* exit */
-    {0x15, 9, 8, 0x0000005e}, /* exit_group */
-    {0x20, 0, 0, 0x00000034}, /* argument 4, upper half */
-    {0x15, 0, 6, 0x00000000},
-    {0x20, 0, 0, 0x00000030}, /* argument 4 */
-    {0x15, 5, 4, 0x00000000},
-    {0x20, 0, 0, 0x00000024}, /* argument 2, upper half */
-    {0x15, 0, 2, 0x00000000},
-    {0x20, 0, 0, 0x00000020}, /* argument 2 */
-    {0x45, 0, 1, 0xfffffffc},
-    {0x06, 0, 0, 0x00000000}, /* refuse */
-    {0x06, 0, 0, 0x7fff0000}, /* allow */
+static const uint32_t steady_filter[] = {
+    CB_BPF(LOAD, 0, 0, 4), /* architecture */
+    CB_BPF(EQUAL, 0, 29, CB_BPF_LARGE(0)),
+    CB_BPF(LOAD, 0, 0, 0), /* number */
+    CB_BPF(EQUAL, 28, 0, 98), /* futex */
+    CB_BPF(EQUAL, 27, 0, 67), /* pread64 */
+    CB_BPF(EQUAL, 26, 0, 63), /* read */
+    CB_BPF(EQUAL, 25, 0, 64), /* write */
+    CB_BPF(EQUAL, 24, 0, 66), /* writev */
+    CB_BPF(EQUAL, 23, 0, 57), /* close */
+    CB_BPF(EQUAL, 22, 0, 233), /* madvise */
+    CB_BPF(EQUAL, 21, 0, 223), /* fadvise64 */
+    CB_BPF(EQUAL, 20, 0, 113), /* clock_gettime */
+    CB_BPF(EQUAL, 19, 0, 73), /* ppoll */
+    CB_BPF(EQUAL, 18, 0, 242), /* accept4 */
+    CB_BPF(EQUAL, 8, 0, 206), /* sendto */
+    CB_BPF(EQUAL, 11, 0, 226), /* mprotect */
+    CB_BPF(EQUAL, 15, 0, 215), /* munmap */
+    CB_BPF(EQUAL, 14, 0, 139), /* rt_sigreturn */
+    CB_BPF(EQUAL, 13, 0, 135), /* rt_sigprocmask */
+    CB_BPF(EQUAL, 12, 0, 134), /* rt_sigaction */
+    CB_BPF(EQUAL, 11, 0, 128), /* restart_syscall */
+    CB_BPF(EQUAL, 10, 0, 93), /* exit */
+    CB_BPF(EQUAL, 9, 8, 94), /* exit_group */
+    CB_BPF(LOAD, 0, 0, 52), /* argument 4, upper half */
+    CB_BPF(EQUAL, 0, 6, 0),
+    CB_BPF(LOAD, 0, 0, 48), /* argument 4 */
+    CB_BPF(EQUAL, 5, 4, 0),
+    CB_BPF(LOAD, 0, 0, 36), /* argument 2, upper half */
+    CB_BPF(EQUAL, 0, 2, 0),
+    CB_BPF(LOAD, 0, 0, 32), /* argument 2 */
+    CB_BPF(SET, 0, 1, CB_BPF_LARGE(1)),
+    CB_BPF(RETURN, 0, 0, 0), /* refuse */
+    CB_BPF(RETURN, 0, 0, CB_BPF_LARGE(6)), /* allow */
 };
+
+static const uint32_t large_operands[] = {0xc00000b7, 0xfffffffc, 0xffbfffff, 0x003d0f00, 0x00005401, 0x00005413, 0x7fff0000, 0x00050026};
 
 #elif defined(__arm__) && defined(__ARM_EABI__)
 
@@ -181,157 +191,159 @@ static const struct cb_bpf steady_filter[] = {
 #define CB_SANDBOX_START_CALLS 86u
 #define CB_SANDBOX_STEADY_CALLS 25u
 
-static const struct cb_bpf start_filter[] = {
-    {0x20, 0, 0, 0x00000004}, /* architecture */
-    {0x15, 0, 107, 0x40000028},
-    {0x20, 0, 0, 0x00000000}, /* number */
-    {0x15, 106, 0, 0x000000f0}, /* futex */
-    {0x15, 105, 0, 0x000001a6}, /* futex_time64 */
-    {0x15, 104, 0, 0x000000b4}, /* pread64 */
-    {0x15, 103, 0, 0x00000003}, /* read */
-    {0x15, 102, 0, 0x00000004}, /* write */
-    {0x15, 101, 0, 0x00000092}, /* writev */
-    {0x15, 100, 0, 0x00000006}, /* close */
-    {0x15, 99, 0, 0x000000dc}, /* madvise */
-    {0x15, 98, 0, 0x0000010e}, /* arm_fadvise64_64 */
-    {0x15, 97, 0, 0x00000107}, /* clock_gettime */
-    {0x15, 96, 0, 0x00000193}, /* clock_gettime64 */
-    {0x15, 95, 0, 0x000000a8}, /* poll */
-    {0x15, 94, 0, 0x00000150}, /* ppoll */
-    {0x15, 93, 0, 0x0000019e}, /* ppoll_time64 */
-    {0x15, 92, 0, 0x0000016e}, /* accept4 */
-    {0x15, 71, 0, 0x00000122}, /* sendto */
-    {0x15, 72, 0, 0x0000007d}, /* mprotect */
-    {0x15, 89, 0, 0x0000005b}, /* munmap */
-    {0x15, 88, 0, 0x000000ad}, /* rt_sigreturn */
-    {0x15, 87, 0, 0x00000077}, /* sigreturn */
-    {0x15, 86, 0, 0x000000af}, /* rt_sigprocmask */
-    {0x15, 85, 0, 0x000000ae}, /* rt_sigaction */
-    {0x15, 84, 0, 0x00000000}, /* restart_syscall */
-    {0x15, 83, 0, 0x00000001}, /* exit */
-    {0x15, 82, 0, 0x000000f8}, /* exit_group */
-    {0x15, 82, 0, 0x000001b3}, /* clone3 */
-    {0x15, 64, 0, 0x00000078}, /* clone */
-    {0x15, 79, 0, 0x00000152}, /* set_robust_list */
-    {0x15, 78, 0, 0x0000018e}, /* rseq */
-    {0x15, 77, 0, 0x000000e0}, /* gettid */
-    {0x15, 76, 0, 0x000000f2}, /* sched_getaffinity */
-    {0x15, 75, 0, 0x0000009e}, /* sched_yield */
-    {0x15, 61, 0, 0x000000c0}, /* mmap2 */
-    {0x15, 73, 0, 0x0000002d}, /* brk */
-    {0x15, 72, 0, 0x000000a3}, /* mremap */
-    {0x15, 71, 0, 0x00000096}, /* mlock */
-    {0x15, 70, 0, 0x00000097}, /* munlock */
-    {0x15, 69, 0, 0x00000142}, /* openat */
-    {0x15, 68, 0, 0x00000005}, /* open */
-    {0x15, 67, 0, 0x00000147}, /* fstatat64 */
-    {0x15, 66, 0, 0x0000006c}, /* fstat */
-    {0x15, 65, 0, 0x000000c5}, /* fstat64 */
-    {0x15, 64, 0, 0x0000006a}, /* stat */
-    {0x15, 63, 0, 0x000000c3}, /* stat64 */
-    {0x15, 62, 0, 0x0000018d}, /* statx */
-    {0x15, 61, 0, 0x00000013}, /* lseek */
-    {0x15, 60, 0, 0x0000008c}, /* _llseek */
-    {0x15, 59, 0, 0x00000091}, /* readv */
-    {0x15, 58, 0, 0x00000055}, /* readlink */
-    {0x15, 57, 0, 0x0000014c}, /* readlinkat */
-    {0x15, 56, 0, 0x00000021}, /* access */
-    {0x15, 55, 0, 0x0000014e}, /* faccessat */
-    {0x15, 54, 0, 0x000001b7}, /* faccessat2 */
-    {0x15, 53, 0, 0x0000000a}, /* unlink */
-    {0x15, 52, 0, 0x00000148}, /* unlinkat */
-    {0x15, 51, 0, 0x00000026}, /* rename */
-    {0x15, 50, 0, 0x00000149}, /* renameat */
-    {0x15, 49, 0, 0x0000017e}, /* renameat2 */
-    {0x15, 48, 0, 0x00000076}, /* fsync */
-    {0x15, 47, 0, 0x0000005e}, /* fchmod */
-    {0x15, 46, 0, 0x0000014d}, /* fchmodat */
-    {0x15, 45, 0, 0x0000000f}, /* chmod */
-    {0x15, 44, 0, 0x00000037}, /* fcntl */
-    {0x15, 43, 0, 0x000000dd}, /* fcntl64 */
-    {0x15, 42, 0, 0x0000003f}, /* dup2 */
-    {0x15, 41, 0, 0x00000166}, /* dup3 */
-    {0x15, 40, 0, 0x0000002a}, /* pipe */
-    {0x15, 39, 0, 0x00000167}, /* pipe2 */
-    {0x15, 27, 0, 0x00000036}, /* ioctl */
-    {0x15, 37, 0, 0x00000014}, /* getpid */
-    {0x15, 36, 0, 0x0000007a}, /* uname */
-    {0x15, 35, 0, 0x00000074}, /* sysinfo */
-    {0x15, 34, 0, 0x00000180}, /* getrandom */
-    {0x15, 33, 0, 0x00000171}, /* prlimit64 */
-    {0x15, 32, 0, 0x000000bf}, /* ugetrlimit */
-    {0x15, 24, 0, 0x00000119}, /* socket */
-    {0x15, 30, 0, 0x0000011a}, /* bind */
-    {0x15, 29, 0, 0x0000011c}, /* listen */
-    {0x15, 28, 0, 0x0000011b}, /* connect */
-    {0x15, 27, 0, 0x0000011e}, /* getsockname */
-    {0x15, 26, 0, 0x00000127}, /* getsockopt */
-    {0x15, 25, 0, 0x00000126}, /* setsockopt */
-    {0x15, 19, 0, 0x000000ac}, /* prctl */
-    {0x15, 23, 0, 0x0000017f}, /* seccomp */
-    {0x15, 22, 0, 0x000001bc}, /* landlock_create_ruleset */
-    {0x15, 21, 0, 0x000001bd}, /* landlock_add_rule */
-    {0x15, 20, 19, 0x000001be}, /* landlock_restrict_self */
-    {0x20, 0, 0, 0x00000030}, /* argument 4 */
-    {0x15, 18, 17, 0x00000000},
-    {0x20, 0, 0, 0x00000020}, /* argument 2 */
-    {0x45, 15, 16, 0xfffffffc},
-    {0x20, 0, 0, 0x00000010}, /* argument 0 */
-    {0x54, 0, 0, 0xffbfffff},
-    {0x15, 13, 12, 0x003d0f00},
-    {0x20, 0, 0, 0x00000020}, /* argument 2 */
-    {0x45, 10, 11, 0xfffffffc},
-    {0x20, 0, 0, 0x00000018}, /* argument 1 */
-    {0x15, 9, 0, 0x00005401},
-    {0x20, 0, 0, 0x00000018}, /* argument 1 */
-    {0x15, 7, 6, 0x00005413},
-    {0x20, 0, 0, 0x00000010}, /* argument 0 */
-    {0x15, 5, 4, 0x00000001},
-    {0x20, 0, 0, 0x00000010}, /* argument 0 */
-    {0x15, 3, 0, 0x00000026},
-    {0x20, 0, 0, 0x00000010}, /* argument 0 */
-    {0x15, 1, 0, 0x00000027},
-    {0x06, 0, 0, 0x00000000}, /* refuse */
-    {0x06, 0, 0, 0x7fff0000}, /* allow */
-    {0x06, 0, 0, 0x00050026}, /* errno 38 */
+static const uint32_t start_filter[] = {
+    CB_BPF(LOAD, 0, 0, 4), /* architecture */
+    CB_BPF(EQUAL, 0, 107, CB_BPF_LARGE(0)),
+    CB_BPF(LOAD, 0, 0, 0), /* number */
+    CB_BPF(EQUAL, 106, 0, 240), /* futex */
+    CB_BPF(EQUAL, 105, 0, 422), /* futex_time64 */
+    CB_BPF(EQUAL, 104, 0, 180), /* pread64 */
+    CB_BPF(EQUAL, 103, 0, 3), /* read */
+    CB_BPF(EQUAL, 102, 0, 4), /* write */
+    CB_BPF(EQUAL, 101, 0, 146), /* writev */
+    CB_BPF(EQUAL, 100, 0, 6), /* close */
+    CB_BPF(EQUAL, 99, 0, 220), /* madvise */
+    CB_BPF(EQUAL, 98, 0, 270), /* arm_fadvise64_64 */
+    CB_BPF(EQUAL, 97, 0, 263), /* clock_gettime */
+    CB_BPF(EQUAL, 96, 0, 403), /* clock_gettime64 */
+    CB_BPF(EQUAL, 95, 0, 168), /* poll */
+    CB_BPF(EQUAL, 94, 0, 336), /* ppoll */
+    CB_BPF(EQUAL, 93, 0, 414), /* ppoll_time64 */
+    CB_BPF(EQUAL, 92, 0, 366), /* accept4 */
+    CB_BPF(EQUAL, 71, 0, 290), /* sendto */
+    CB_BPF(EQUAL, 72, 0, 125), /* mprotect */
+    CB_BPF(EQUAL, 89, 0, 91), /* munmap */
+    CB_BPF(EQUAL, 88, 0, 173), /* rt_sigreturn */
+    CB_BPF(EQUAL, 87, 0, 119), /* sigreturn */
+    CB_BPF(EQUAL, 86, 0, 175), /* rt_sigprocmask */
+    CB_BPF(EQUAL, 85, 0, 174), /* rt_sigaction */
+    CB_BPF(EQUAL, 84, 0, 0), /* restart_syscall */
+    CB_BPF(EQUAL, 83, 0, 1), /* exit */
+    CB_BPF(EQUAL, 82, 0, 248), /* exit_group */
+    CB_BPF(EQUAL, 82, 0, 435), /* clone3 */
+    CB_BPF(EQUAL, 64, 0, 120), /* clone */
+    CB_BPF(EQUAL, 79, 0, 338), /* set_robust_list */
+    CB_BPF(EQUAL, 78, 0, 398), /* rseq */
+    CB_BPF(EQUAL, 77, 0, 224), /* gettid */
+    CB_BPF(EQUAL, 76, 0, 242), /* sched_getaffinity */
+    CB_BPF(EQUAL, 75, 0, 158), /* sched_yield */
+    CB_BPF(EQUAL, 61, 0, 192), /* mmap2 */
+    CB_BPF(EQUAL, 73, 0, 45), /* brk */
+    CB_BPF(EQUAL, 72, 0, 163), /* mremap */
+    CB_BPF(EQUAL, 71, 0, 150), /* mlock */
+    CB_BPF(EQUAL, 70, 0, 151), /* munlock */
+    CB_BPF(EQUAL, 69, 0, 322), /* openat */
+    CB_BPF(EQUAL, 68, 0, 5), /* open */
+    CB_BPF(EQUAL, 67, 0, 327), /* fstatat64 */
+    CB_BPF(EQUAL, 66, 0, 108), /* fstat */
+    CB_BPF(EQUAL, 65, 0, 197), /* fstat64 */
+    CB_BPF(EQUAL, 64, 0, 106), /* stat */
+    CB_BPF(EQUAL, 63, 0, 195), /* stat64 */
+    CB_BPF(EQUAL, 62, 0, 397), /* statx */
+    CB_BPF(EQUAL, 61, 0, 19), /* lseek */
+    CB_BPF(EQUAL, 60, 0, 140), /* _llseek */
+    CB_BPF(EQUAL, 59, 0, 145), /* readv */
+    CB_BPF(EQUAL, 58, 0, 85), /* readlink */
+    CB_BPF(EQUAL, 57, 0, 332), /* readlinkat */
+    CB_BPF(EQUAL, 56, 0, 33), /* access */
+    CB_BPF(EQUAL, 55, 0, 334), /* faccessat */
+    CB_BPF(EQUAL, 54, 0, 439), /* faccessat2 */
+    CB_BPF(EQUAL, 53, 0, 10), /* unlink */
+    CB_BPF(EQUAL, 52, 0, 328), /* unlinkat */
+    CB_BPF(EQUAL, 51, 0, 38), /* rename */
+    CB_BPF(EQUAL, 50, 0, 329), /* renameat */
+    CB_BPF(EQUAL, 49, 0, 382), /* renameat2 */
+    CB_BPF(EQUAL, 48, 0, 118), /* fsync */
+    CB_BPF(EQUAL, 47, 0, 94), /* fchmod */
+    CB_BPF(EQUAL, 46, 0, 333), /* fchmodat */
+    CB_BPF(EQUAL, 45, 0, 15), /* chmod */
+    CB_BPF(EQUAL, 44, 0, 55), /* fcntl */
+    CB_BPF(EQUAL, 43, 0, 221), /* fcntl64 */
+    CB_BPF(EQUAL, 42, 0, 63), /* dup2 */
+    CB_BPF(EQUAL, 41, 0, 358), /* dup3 */
+    CB_BPF(EQUAL, 40, 0, 42), /* pipe */
+    CB_BPF(EQUAL, 39, 0, 359), /* pipe2 */
+    CB_BPF(EQUAL, 27, 0, 54), /* ioctl */
+    CB_BPF(EQUAL, 37, 0, 20), /* getpid */
+    CB_BPF(EQUAL, 36, 0, 122), /* uname */
+    CB_BPF(EQUAL, 35, 0, 116), /* sysinfo */
+    CB_BPF(EQUAL, 34, 0, 384), /* getrandom */
+    CB_BPF(EQUAL, 33, 0, 369), /* prlimit64 */
+    CB_BPF(EQUAL, 32, 0, 191), /* ugetrlimit */
+    CB_BPF(EQUAL, 24, 0, 281), /* socket */
+    CB_BPF(EQUAL, 30, 0, 282), /* bind */
+    CB_BPF(EQUAL, 29, 0, 284), /* listen */
+    CB_BPF(EQUAL, 28, 0, 283), /* connect */
+    CB_BPF(EQUAL, 27, 0, 286), /* getsockname */
+    CB_BPF(EQUAL, 26, 0, 295), /* getsockopt */
+    CB_BPF(EQUAL, 25, 0, 294), /* setsockopt */
+    CB_BPF(EQUAL, 19, 0, 172), /* prctl */
+    CB_BPF(EQUAL, 23, 0, 383), /* seccomp */
+    CB_BPF(EQUAL, 22, 0, 444), /* landlock_create_ruleset */
+    CB_BPF(EQUAL, 21, 0, 445), /* landlock_add_rule */
+    CB_BPF(EQUAL, 20, 19, 446), /* landlock_restrict_self */
+    CB_BPF(LOAD, 0, 0, 48), /* argument 4 */
+    CB_BPF(EQUAL, 18, 17, 0),
+    CB_BPF(LOAD, 0, 0, 32), /* argument 2 */
+    CB_BPF(SET, 15, 16, CB_BPF_LARGE(1)),
+    CB_BPF(LOAD, 0, 0, 16), /* argument 0 */
+    CB_BPF(AND, 0, 0, CB_BPF_LARGE(2)),
+    CB_BPF(EQUAL, 13, 12, CB_BPF_LARGE(3)),
+    CB_BPF(LOAD, 0, 0, 32), /* argument 2 */
+    CB_BPF(SET, 10, 11, CB_BPF_LARGE(1)),
+    CB_BPF(LOAD, 0, 0, 24), /* argument 1 */
+    CB_BPF(EQUAL, 9, 0, CB_BPF_LARGE(4)),
+    CB_BPF(LOAD, 0, 0, 24), /* argument 1 */
+    CB_BPF(EQUAL, 7, 6, CB_BPF_LARGE(5)),
+    CB_BPF(LOAD, 0, 0, 16), /* argument 0 */
+    CB_BPF(EQUAL, 5, 4, 1),
+    CB_BPF(LOAD, 0, 0, 16), /* argument 0 */
+    CB_BPF(EQUAL, 3, 0, 38),
+    CB_BPF(LOAD, 0, 0, 16), /* argument 0 */
+    CB_BPF(EQUAL, 1, 0, 39),
+    CB_BPF(RETURN, 0, 0, 0), /* refuse */
+    CB_BPF(RETURN, 0, 0, CB_BPF_LARGE(6)), /* allow */
+    CB_BPF(RETURN, 0, 0, CB_BPF_LARGE(7)), /* errno 38 */
 };
 
-static const struct cb_bpf steady_filter[] = {
-    {0x20, 0, 0, 0x00000004}, /* architecture */
-    {0x15, 0, 30, 0x40000028},
-    {0x20, 0, 0, 0x00000000}, /* number */
-    {0x15, 29, 0, 0x000000f0}, /* futex */
-    {0x15, 28, 0, 0x000001a6}, /* futex_time64 */
-    {0x15, 27, 0, 0x000000b4}, /* pread64 */
-    {0x15, 26, 0, 0x00000003}, /* read */
-    {0x15, 25, 0, 0x00000004}, /* write */
-    {0x15, 24, 0, 0x00000092}, /* writev */
-    {0x15, 23, 0, 0x00000006}, /* close */
-    {0x15, 22, 0, 0x000000dc}, /* madvise */
-    {0x15, 21, 0, 0x0000010e}, /* arm_fadvise64_64 */
-    {0x15, 20, 0, 0x00000107}, /* clock_gettime */
-    {0x15, 19, 0, 0x00000193}, /* clock_gettime64 */
-    {0x15, 18, 0, 0x000000a8}, /* poll */
-    {0x15, 17, 0, 0x00000150}, /* ppoll */
-    {0x15, 16, 0, 0x0000019e}, /* ppoll_time64 */
-    {0x15, 15, 0, 0x0000016e}, /* accept4 */
-    {0x15, 9, 0, 0x00000122}, /* sendto */
-    {0x15, 10, 0, 0x0000007d}, /* mprotect */
-    {0x15, 12, 0, 0x0000005b}, /* munmap */
-    {0x15, 11, 0, 0x000000ad}, /* rt_sigreturn */
-    {0x15, 10, 0, 0x00000077}, /* sigreturn */
-    {0x15, 9, 0, 0x000000af}, /* rt_sigprocmask */
-    {0x15, 8, 0, 0x000000ae}, /* rt_sigaction */
-    {0x15, 7, 0, 0x00000000}, /* restart_syscall */
-    {0x15, 6, 0, 0x00000001}, /* exit */
-    {0x15, 5, 4, 0x000000f8}, /* exit_group */
-    {0x20, 0, 0, 0x00000030}, /* argument 4 */
-    {0x15, 3, 2, 0x00000000},
-    {0x20, 0, 0, 0x00000020}, /* argument 2 */
-    {0x45, 0, 1, 0xfffffffc},
-    {0x06, 0, 0, 0x00000000}, /* refuse */
-    {0x06, 0, 0, 0x7fff0000}, /* allow */
+static const uint32_t steady_filter[] = {
+    CB_BPF(LOAD, 0, 0, 4), /* architecture */
+    CB_BPF(EQUAL, 0, 30, CB_BPF_LARGE(0)),
+    CB_BPF(LOAD, 0, 0, 0), /* number */
+    CB_BPF(EQUAL, 29, 0, 240), /* futex */
+    CB_BPF(EQUAL, 28, 0, 422), /* futex_time64 */
+    CB_BPF(EQUAL, 27, 0, 180), /* pread64 */
+    CB_BPF(EQUAL, 26, 0, 3), /* read */
+    CB_BPF(EQUAL, 25, 0, 4), /* write */
+    CB_BPF(EQUAL, 24, 0, 146), /* writev */
+    CB_BPF(EQUAL, 23, 0, 6), /* close */
+    CB_BPF(EQUAL, 22, 0, 220), /* madvise */
+    CB_BPF(EQUAL, 21, 0, 270), /* arm_fadvise64_64 */
+    CB_BPF(EQUAL, 20, 0, 263), /* clock_gettime */
+    CB_BPF(EQUAL, 19, 0, 403), /* clock_gettime64 */
+    CB_BPF(EQUAL, 18, 0, 168), /* poll */
+    CB_BPF(EQUAL, 17, 0, 336), /* ppoll */
+    CB_BPF(EQUAL, 16, 0, 414), /* ppoll_time64 */
+    CB_BPF(EQUAL, 15, 0, 366), /* accept4 */
+    CB_BPF(EQUAL, 9, 0, 290), /* sendto */
+    CB_BPF(EQUAL, 10, 0, 125), /* mprotect */
+    CB_BPF(EQUAL, 12, 0, 91), /* munmap */
+    CB_BPF(EQUAL, 11, 0, 173), /* rt_sigreturn */
+    CB_BPF(EQUAL, 10, 0, 119), /* sigreturn */
+    CB_BPF(EQUAL, 9, 0, 175), /* rt_sigprocmask */
+    CB_BPF(EQUAL, 8, 0, 174), /* rt_sigaction */
+    CB_BPF(EQUAL, 7, 0, 0), /* restart_syscall */
+    CB_BPF(EQUAL, 6, 0, 1), /* exit */
+    CB_BPF(EQUAL, 5, 4, 248), /* exit_group */
+    CB_BPF(LOAD, 0, 0, 48), /* argument 4 */
+    CB_BPF(EQUAL, 3, 2, 0),
+    CB_BPF(LOAD, 0, 0, 32), /* argument 2 */
+    CB_BPF(SET, 0, 1, CB_BPF_LARGE(1)),
+    CB_BPF(RETURN, 0, 0, 0), /* refuse */
+    CB_BPF(RETURN, 0, 0, CB_BPF_LARGE(6)), /* allow */
 };
+
+static const uint32_t large_operands[] = {0x40000028, 0xfffffffc, 0xffbfffff, 0x003d0f00, 0x00005401, 0x00005413, 0x7fff0000, 0x00050026};
 
 #elif defined(__x86_64__) && defined(__LP64__)
 
@@ -340,167 +352,169 @@ static const struct cb_bpf steady_filter[] = {
 #define CB_SANDBOX_START_CALLS 78u
 #define CB_SANDBOX_STEADY_CALLS 21u
 
-static const struct cb_bpf start_filter[] = {
-    {0x20, 0, 0, 0x00000004}, /* architecture */
-    {0x15, 0, 117, 0xc000003e},
-    {0x20, 0, 0, 0x00000000}, /* number */
-    {0x15, 116, 0, 0x000000ca}, /* futex */
-    {0x15, 115, 0, 0x00000011}, /* pread64 */
-    {0x15, 114, 0, 0x00000000}, /* read */
-    {0x15, 113, 0, 0x00000001}, /* write */
-    {0x15, 112, 0, 0x00000014}, /* writev */
-    {0x15, 111, 0, 0x00000003}, /* close */
-    {0x15, 110, 0, 0x0000001c}, /* madvise */
-    {0x15, 109, 0, 0x000000dd}, /* fadvise64 */
-    {0x15, 108, 0, 0x000000e4}, /* clock_gettime */
-    {0x15, 107, 0, 0x00000007}, /* poll */
-    {0x15, 106, 0, 0x0000010f}, /* ppoll */
-    {0x15, 105, 0, 0x00000120}, /* accept4 */
-    {0x15, 66, 0, 0x0000002c}, /* sendto */
-    {0x15, 69, 0, 0x0000000a}, /* mprotect */
-    {0x15, 102, 0, 0x0000000b}, /* munmap */
-    {0x15, 101, 0, 0x0000000f}, /* rt_sigreturn */
-    {0x15, 100, 0, 0x0000000e}, /* rt_sigprocmask */
-    {0x15, 99, 0, 0x0000000d}, /* rt_sigaction */
-    {0x15, 98, 0, 0x000000db}, /* restart_syscall */
-    {0x15, 97, 0, 0x0000003c}, /* exit */
-    {0x15, 96, 0, 0x000000e7}, /* exit_group */
-    {0x15, 96, 0, 0x000001b3}, /* clone3 */
-    {0x15, 64, 0, 0x00000038}, /* clone */
-    {0x15, 93, 0, 0x00000111}, /* set_robust_list */
-    {0x15, 92, 0, 0x0000014e}, /* rseq */
-    {0x15, 91, 0, 0x000000ba}, /* gettid */
-    {0x15, 90, 0, 0x000000cc}, /* sched_getaffinity */
-    {0x15, 89, 0, 0x00000018}, /* sched_yield */
-    {0x15, 63, 0, 0x00000009}, /* mmap */
-    {0x15, 87, 0, 0x0000000c}, /* brk */
-    {0x15, 86, 0, 0x00000019}, /* mremap */
-    {0x15, 85, 0, 0x00000095}, /* mlock */
-    {0x15, 84, 0, 0x00000096}, /* munlock */
-    {0x15, 83, 0, 0x00000101}, /* openat */
-    {0x15, 82, 0, 0x00000002}, /* open */
-    {0x15, 81, 0, 0x00000106}, /* newfstatat */
-    {0x15, 80, 0, 0x00000005}, /* fstat */
-    {0x15, 79, 0, 0x00000004}, /* stat */
-    {0x15, 78, 0, 0x0000014c}, /* statx */
-    {0x15, 77, 0, 0x00000008}, /* lseek */
-    {0x15, 76, 0, 0x00000013}, /* readv */
-    {0x15, 75, 0, 0x00000059}, /* readlink */
-    {0x15, 74, 0, 0x0000010b}, /* readlinkat */
-    {0x15, 73, 0, 0x00000015}, /* access */
-    {0x15, 72, 0, 0x0000010d}, /* faccessat */
-    {0x15, 71, 0, 0x000001b7}, /* faccessat2 */
-    {0x15, 70, 0, 0x00000057}, /* unlink */
-    {0x15, 69, 0, 0x00000107}, /* unlinkat */
-    {0x15, 68, 0, 0x00000052}, /* rename */
-    {0x15, 67, 0, 0x00000108}, /* renameat */
-    {0x15, 66, 0, 0x0000013c}, /* renameat2 */
-    {0x15, 65, 0, 0x0000004a}, /* fsync */
-    {0x15, 64, 0, 0x0000005b}, /* fchmod */
-    {0x15, 63, 0, 0x0000010c}, /* fchmodat */
-    {0x15, 62, 0, 0x0000005a}, /* chmod */
-    {0x15, 61, 0, 0x00000048}, /* fcntl */
-    {0x15, 60, 0, 0x00000021}, /* dup2 */
-    {0x15, 59, 0, 0x00000124}, /* dup3 */
-    {0x15, 58, 0, 0x00000016}, /* pipe */
-    {0x15, 57, 0, 0x00000125}, /* pipe2 */
-    {0x15, 35, 0, 0x00000010}, /* ioctl */
-    {0x15, 55, 0, 0x00000027}, /* getpid */
-    {0x15, 54, 0, 0x0000003f}, /* uname */
-    {0x15, 53, 0, 0x00000063}, /* sysinfo */
-    {0x15, 52, 0, 0x0000013e}, /* getrandom */
-    {0x15, 51, 0, 0x0000012e}, /* prlimit64 */
-    {0x15, 50, 0, 0x00000061}, /* getrlimit */
-    {0x15, 36, 0, 0x00000029}, /* socket */
-    {0x15, 48, 0, 0x00000031}, /* bind */
-    {0x15, 47, 0, 0x00000032}, /* listen */
-    {0x15, 46, 0, 0x0000002a}, /* connect */
-    {0x15, 45, 0, 0x00000033}, /* getsockname */
-    {0x15, 44, 0, 0x00000037}, /* getsockopt */
-    {0x15, 43, 0, 0x00000036}, /* setsockopt */
-    {0x15, 33, 0, 0x0000009d}, /* prctl */
-    {0x15, 41, 0, 0x0000013d}, /* seccomp */
-    {0x15, 40, 0, 0x000001bc}, /* landlock_create_ruleset */
-    {0x15, 39, 0, 0x000001bd}, /* landlock_add_rule */
-    {0x15, 38, 37, 0x000001be}, /* landlock_restrict_self */
-    {0x20, 0, 0, 0x00000034}, /* argument 4, upper half */
-    {0x15, 0, 35, 0x00000000},
-    {0x20, 0, 0, 0x00000030}, /* argument 4 */
-    {0x15, 34, 33, 0x00000000},
-    {0x20, 0, 0, 0x00000024}, /* argument 2, upper half */
-    {0x15, 0, 31, 0x00000000},
-    {0x20, 0, 0, 0x00000020}, /* argument 2 */
-    {0x45, 29, 30, 0xfffffffc},
-    {0x20, 0, 0, 0x00000014}, /* argument 0, upper half */
-    {0x15, 0, 27, 0x00000000},
-    {0x20, 0, 0, 0x00000010}, /* argument 0 */
-    {0x54, 0, 0, 0xffbfffff},
-    {0x15, 25, 24, 0x003d0f00},
-    {0x20, 0, 0, 0x00000024}, /* argument 2, upper half */
-    {0x15, 0, 22, 0x00000000},
-    {0x20, 0, 0, 0x00000020}, /* argument 2 */
-    {0x45, 20, 21, 0xfffffffc},
-    {0x20, 0, 0, 0x0000001c}, /* argument 1, upper half */
-    {0x15, 0, 2, 0x00000000},
-    {0x20, 0, 0, 0x00000018}, /* argument 1 */
-    {0x15, 17, 0, 0x00005401},
-    {0x20, 0, 0, 0x0000001c}, /* argument 1, upper half */
-    {0x15, 0, 14, 0x00000000},
-    {0x20, 0, 0, 0x00000018}, /* argument 1 */
-    {0x15, 13, 12, 0x00005413},
-    {0x20, 0, 0, 0x00000014}, /* argument 0, upper half */
-    {0x15, 0, 10, 0x00000000},
-    {0x20, 0, 0, 0x00000010}, /* argument 0 */
-    {0x15, 9, 8, 0x00000001},
-    {0x20, 0, 0, 0x00000014}, /* argument 0, upper half */
-    {0x15, 0, 2, 0x00000000},
-    {0x20, 0, 0, 0x00000010}, /* argument 0 */
-    {0x15, 5, 0, 0x00000026},
-    {0x20, 0, 0, 0x00000014}, /* argument 0, upper half */
-    {0x15, 0, 2, 0x00000000},
-    {0x20, 0, 0, 0x00000010}, /* argument 0 */
-    {0x15, 1, 0, 0x00000027},
-    {0x06, 0, 0, 0x00000000}, /* refuse */
-    {0x06, 0, 0, 0x7fff0000}, /* allow */
-    {0x06, 0, 0, 0x00050026}, /* errno 38 */
+static const uint32_t start_filter[] = {
+    CB_BPF(LOAD, 0, 0, 4), /* architecture */
+    CB_BPF(EQUAL, 0, 117, CB_BPF_LARGE(0)),
+    CB_BPF(LOAD, 0, 0, 0), /* number */
+    CB_BPF(EQUAL, 116, 0, 202), /* futex */
+    CB_BPF(EQUAL, 115, 0, 17), /* pread64 */
+    CB_BPF(EQUAL, 114, 0, 0), /* read */
+    CB_BPF(EQUAL, 113, 0, 1), /* write */
+    CB_BPF(EQUAL, 112, 0, 20), /* writev */
+    CB_BPF(EQUAL, 111, 0, 3), /* close */
+    CB_BPF(EQUAL, 110, 0, 28), /* madvise */
+    CB_BPF(EQUAL, 109, 0, 221), /* fadvise64 */
+    CB_BPF(EQUAL, 108, 0, 228), /* clock_gettime */
+    CB_BPF(EQUAL, 107, 0, 7), /* poll */
+    CB_BPF(EQUAL, 106, 0, 271), /* ppoll */
+    CB_BPF(EQUAL, 105, 0, 288), /* accept4 */
+    CB_BPF(EQUAL, 66, 0, 44), /* sendto */
+    CB_BPF(EQUAL, 69, 0, 10), /* mprotect */
+    CB_BPF(EQUAL, 102, 0, 11), /* munmap */
+    CB_BPF(EQUAL, 101, 0, 15), /* rt_sigreturn */
+    CB_BPF(EQUAL, 100, 0, 14), /* rt_sigprocmask */
+    CB_BPF(EQUAL, 99, 0, 13), /* rt_sigaction */
+    CB_BPF(EQUAL, 98, 0, 219), /* restart_syscall */
+    CB_BPF(EQUAL, 97, 0, 60), /* exit */
+    CB_BPF(EQUAL, 96, 0, 231), /* exit_group */
+    CB_BPF(EQUAL, 96, 0, 435), /* clone3 */
+    CB_BPF(EQUAL, 64, 0, 56), /* clone */
+    CB_BPF(EQUAL, 93, 0, 273), /* set_robust_list */
+    CB_BPF(EQUAL, 92, 0, 334), /* rseq */
+    CB_BPF(EQUAL, 91, 0, 186), /* gettid */
+    CB_BPF(EQUAL, 90, 0, 204), /* sched_getaffinity */
+    CB_BPF(EQUAL, 89, 0, 24), /* sched_yield */
+    CB_BPF(EQUAL, 63, 0, 9), /* mmap */
+    CB_BPF(EQUAL, 87, 0, 12), /* brk */
+    CB_BPF(EQUAL, 86, 0, 25), /* mremap */
+    CB_BPF(EQUAL, 85, 0, 149), /* mlock */
+    CB_BPF(EQUAL, 84, 0, 150), /* munlock */
+    CB_BPF(EQUAL, 83, 0, 257), /* openat */
+    CB_BPF(EQUAL, 82, 0, 2), /* open */
+    CB_BPF(EQUAL, 81, 0, 262), /* newfstatat */
+    CB_BPF(EQUAL, 80, 0, 5), /* fstat */
+    CB_BPF(EQUAL, 79, 0, 4), /* stat */
+    CB_BPF(EQUAL, 78, 0, 332), /* statx */
+    CB_BPF(EQUAL, 77, 0, 8), /* lseek */
+    CB_BPF(EQUAL, 76, 0, 19), /* readv */
+    CB_BPF(EQUAL, 75, 0, 89), /* readlink */
+    CB_BPF(EQUAL, 74, 0, 267), /* readlinkat */
+    CB_BPF(EQUAL, 73, 0, 21), /* access */
+    CB_BPF(EQUAL, 72, 0, 269), /* faccessat */
+    CB_BPF(EQUAL, 71, 0, 439), /* faccessat2 */
+    CB_BPF(EQUAL, 70, 0, 87), /* unlink */
+    CB_BPF(EQUAL, 69, 0, 263), /* unlinkat */
+    CB_BPF(EQUAL, 68, 0, 82), /* rename */
+    CB_BPF(EQUAL, 67, 0, 264), /* renameat */
+    CB_BPF(EQUAL, 66, 0, 316), /* renameat2 */
+    CB_BPF(EQUAL, 65, 0, 74), /* fsync */
+    CB_BPF(EQUAL, 64, 0, 91), /* fchmod */
+    CB_BPF(EQUAL, 63, 0, 268), /* fchmodat */
+    CB_BPF(EQUAL, 62, 0, 90), /* chmod */
+    CB_BPF(EQUAL, 61, 0, 72), /* fcntl */
+    CB_BPF(EQUAL, 60, 0, 33), /* dup2 */
+    CB_BPF(EQUAL, 59, 0, 292), /* dup3 */
+    CB_BPF(EQUAL, 58, 0, 22), /* pipe */
+    CB_BPF(EQUAL, 57, 0, 293), /* pipe2 */
+    CB_BPF(EQUAL, 35, 0, 16), /* ioctl */
+    CB_BPF(EQUAL, 55, 0, 39), /* getpid */
+    CB_BPF(EQUAL, 54, 0, 63), /* uname */
+    CB_BPF(EQUAL, 53, 0, 99), /* sysinfo */
+    CB_BPF(EQUAL, 52, 0, 318), /* getrandom */
+    CB_BPF(EQUAL, 51, 0, 302), /* prlimit64 */
+    CB_BPF(EQUAL, 50, 0, 97), /* getrlimit */
+    CB_BPF(EQUAL, 36, 0, 41), /* socket */
+    CB_BPF(EQUAL, 48, 0, 49), /* bind */
+    CB_BPF(EQUAL, 47, 0, 50), /* listen */
+    CB_BPF(EQUAL, 46, 0, 42), /* connect */
+    CB_BPF(EQUAL, 45, 0, 51), /* getsockname */
+    CB_BPF(EQUAL, 44, 0, 55), /* getsockopt */
+    CB_BPF(EQUAL, 43, 0, 54), /* setsockopt */
+    CB_BPF(EQUAL, 33, 0, 157), /* prctl */
+    CB_BPF(EQUAL, 41, 0, 317), /* seccomp */
+    CB_BPF(EQUAL, 40, 0, 444), /* landlock_create_ruleset */
+    CB_BPF(EQUAL, 39, 0, 445), /* landlock_add_rule */
+    CB_BPF(EQUAL, 38, 37, 446), /* landlock_restrict_self */
+    CB_BPF(LOAD, 0, 0, 52), /* argument 4, upper half */
+    CB_BPF(EQUAL, 0, 35, 0),
+    CB_BPF(LOAD, 0, 0, 48), /* argument 4 */
+    CB_BPF(EQUAL, 34, 33, 0),
+    CB_BPF(LOAD, 0, 0, 36), /* argument 2, upper half */
+    CB_BPF(EQUAL, 0, 31, 0),
+    CB_BPF(LOAD, 0, 0, 32), /* argument 2 */
+    CB_BPF(SET, 29, 30, CB_BPF_LARGE(1)),
+    CB_BPF(LOAD, 0, 0, 20), /* argument 0, upper half */
+    CB_BPF(EQUAL, 0, 27, 0),
+    CB_BPF(LOAD, 0, 0, 16), /* argument 0 */
+    CB_BPF(AND, 0, 0, CB_BPF_LARGE(2)),
+    CB_BPF(EQUAL, 25, 24, CB_BPF_LARGE(3)),
+    CB_BPF(LOAD, 0, 0, 36), /* argument 2, upper half */
+    CB_BPF(EQUAL, 0, 22, 0),
+    CB_BPF(LOAD, 0, 0, 32), /* argument 2 */
+    CB_BPF(SET, 20, 21, CB_BPF_LARGE(1)),
+    CB_BPF(LOAD, 0, 0, 28), /* argument 1, upper half */
+    CB_BPF(EQUAL, 0, 2, 0),
+    CB_BPF(LOAD, 0, 0, 24), /* argument 1 */
+    CB_BPF(EQUAL, 17, 0, CB_BPF_LARGE(4)),
+    CB_BPF(LOAD, 0, 0, 28), /* argument 1, upper half */
+    CB_BPF(EQUAL, 0, 14, 0),
+    CB_BPF(LOAD, 0, 0, 24), /* argument 1 */
+    CB_BPF(EQUAL, 13, 12, CB_BPF_LARGE(5)),
+    CB_BPF(LOAD, 0, 0, 20), /* argument 0, upper half */
+    CB_BPF(EQUAL, 0, 10, 0),
+    CB_BPF(LOAD, 0, 0, 16), /* argument 0 */
+    CB_BPF(EQUAL, 9, 8, 1),
+    CB_BPF(LOAD, 0, 0, 20), /* argument 0, upper half */
+    CB_BPF(EQUAL, 0, 2, 0),
+    CB_BPF(LOAD, 0, 0, 16), /* argument 0 */
+    CB_BPF(EQUAL, 5, 0, 38),
+    CB_BPF(LOAD, 0, 0, 20), /* argument 0, upper half */
+    CB_BPF(EQUAL, 0, 2, 0),
+    CB_BPF(LOAD, 0, 0, 16), /* argument 0 */
+    CB_BPF(EQUAL, 1, 0, 39),
+    CB_BPF(RETURN, 0, 0, 0), /* refuse */
+    CB_BPF(RETURN, 0, 0, CB_BPF_LARGE(6)), /* allow */
+    CB_BPF(RETURN, 0, 0, CB_BPF_LARGE(7)), /* errno 38 */
 };
 
-static const struct cb_bpf steady_filter[] = {
-    {0x20, 0, 0, 0x00000004}, /* architecture */
-    {0x15, 0, 30, 0xc000003e},
-    {0x20, 0, 0, 0x00000000}, /* number */
-    {0x15, 29, 0, 0x000000ca}, /* futex */
-    {0x15, 28, 0, 0x00000011}, /* pread64 */
-    {0x15, 27, 0, 0x00000000}, /* read */
-    {0x15, 26, 0, 0x00000001}, /* write */
-    {0x15, 25, 0, 0x00000014}, /* writev */
-    {0x15, 24, 0, 0x00000003}, /* close */
-    {0x15, 23, 0, 0x0000001c}, /* madvise */
-    {0x15, 22, 0, 0x000000dd}, /* fadvise64 */
-    {0x15, 21, 0, 0x000000e4}, /* clock_gettime */
-    {0x15, 20, 0, 0x00000007}, /* poll */
-    {0x15, 19, 0, 0x0000010f}, /* ppoll */
-    {0x15, 18, 0, 0x00000120}, /* accept4 */
-    {0x15, 8, 0, 0x0000002c}, /* sendto */
-    {0x15, 11, 0, 0x0000000a}, /* mprotect */
-    {0x15, 15, 0, 0x0000000b}, /* munmap */
-    {0x15, 14, 0, 0x0000000f}, /* rt_sigreturn */
-    {0x15, 13, 0, 0x0000000e}, /* rt_sigprocmask */
-    {0x15, 12, 0, 0x0000000d}, /* rt_sigaction */
-    {0x15, 11, 0, 0x000000db}, /* restart_syscall */
-    {0x15, 10, 0, 0x0000003c}, /* exit */
-    {0x15, 9, 8, 0x000000e7}, /* exit_group */
-    {0x20, 0, 0, 0x00000034}, /* argument 4, upper half */
-    {0x15, 0, 6, 0x00000000},
-    {0x20, 0, 0, 0x00000030}, /* argument 4 */
-    {0x15, 5, 4, 0x00000000},
-    {0x20, 0, 0, 0x00000024}, /* argument 2, upper half */
-    {0x15, 0, 2, 0x00000000},
-    {0x20, 0, 0, 0x00000020}, /* argument 2 */
-    {0x45, 0, 1, 0xfffffffc},
-    {0x06, 0, 0, 0x00000000}, /* refuse */
-    {0x06, 0, 0, 0x7fff0000}, /* allow */
+static const uint32_t steady_filter[] = {
+    CB_BPF(LOAD, 0, 0, 4), /* architecture */
+    CB_BPF(EQUAL, 0, 30, CB_BPF_LARGE(0)),
+    CB_BPF(LOAD, 0, 0, 0), /* number */
+    CB_BPF(EQUAL, 29, 0, 202), /* futex */
+    CB_BPF(EQUAL, 28, 0, 17), /* pread64 */
+    CB_BPF(EQUAL, 27, 0, 0), /* read */
+    CB_BPF(EQUAL, 26, 0, 1), /* write */
+    CB_BPF(EQUAL, 25, 0, 20), /* writev */
+    CB_BPF(EQUAL, 24, 0, 3), /* close */
+    CB_BPF(EQUAL, 23, 0, 28), /* madvise */
+    CB_BPF(EQUAL, 22, 0, 221), /* fadvise64 */
+    CB_BPF(EQUAL, 21, 0, 228), /* clock_gettime */
+    CB_BPF(EQUAL, 20, 0, 7), /* poll */
+    CB_BPF(EQUAL, 19, 0, 271), /* ppoll */
+    CB_BPF(EQUAL, 18, 0, 288), /* accept4 */
+    CB_BPF(EQUAL, 8, 0, 44), /* sendto */
+    CB_BPF(EQUAL, 11, 0, 10), /* mprotect */
+    CB_BPF(EQUAL, 15, 0, 11), /* munmap */
+    CB_BPF(EQUAL, 14, 0, 15), /* rt_sigreturn */
+    CB_BPF(EQUAL, 13, 0, 14), /* rt_sigprocmask */
+    CB_BPF(EQUAL, 12, 0, 13), /* rt_sigaction */
+    CB_BPF(EQUAL, 11, 0, 219), /* restart_syscall */
+    CB_BPF(EQUAL, 10, 0, 60), /* exit */
+    CB_BPF(EQUAL, 9, 8, 231), /* exit_group */
+    CB_BPF(LOAD, 0, 0, 52), /* argument 4, upper half */
+    CB_BPF(EQUAL, 0, 6, 0),
+    CB_BPF(LOAD, 0, 0, 48), /* argument 4 */
+    CB_BPF(EQUAL, 5, 4, 0),
+    CB_BPF(LOAD, 0, 0, 36), /* argument 2, upper half */
+    CB_BPF(EQUAL, 0, 2, 0),
+    CB_BPF(LOAD, 0, 0, 32), /* argument 2 */
+    CB_BPF(SET, 0, 1, CB_BPF_LARGE(1)),
+    CB_BPF(RETURN, 0, 0, 0), /* refuse */
+    CB_BPF(RETURN, 0, 0, CB_BPF_LARGE(6)), /* allow */
 };
+
+static const uint32_t large_operands[] = {0xc000003e, 0xfffffffc, 0xffbfffff, 0x003d0f00, 0x00005401, 0x00005413, 0x7fff0000, 0x00050026};
 
 #endif
 

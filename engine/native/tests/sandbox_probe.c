@@ -70,10 +70,10 @@ static struct shared {
 /* ---- numbers ------------------------------------------------------------------------------------- */
 
 /* The comparisons of the number come before everything that looks at arguments. */
-static int is_listed(const struct cb_bpf *filter, size_t count, long number)
+static int is_listed(const uint32_t *filter, size_t count, long number)
 {
-    for (size_t i = 3; i < count && filter[i].code == 0x15; i++)
-        if ((long)filter[i].k == number)
+    for (size_t i = 3; i < count && CB_BPF_WORD(filter[i]) == CB_BPF_EQUAL; i++)
+        if ((long)CB_BPF_OPERAND(filter[i]) == number)
             return 1;
     return 0;
 }
