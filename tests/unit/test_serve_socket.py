@@ -244,6 +244,7 @@ def test_the_number_of_tokens_is_limited(tiny: Path, tmp_path: Path) -> None:
         assert client.ask(request("default", "a", ignore_end=True))[-1]["tokens"] == 5
 
 
+@pytest.mark.skipif(is_sanitized(), reason="the shadow of a sanitizer has terabytes")
 def test_prompts_do_not_stay_in_memory(server: Server) -> None:
     """Neither those that were answered, nor those of clients who left, nor refused ones."""
     secret = "zebra-QUARTZ-83471"

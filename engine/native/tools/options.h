@@ -26,9 +26,9 @@ enum ctl_kind {
 struct ctl_option {
     const char *name;     /* without the dashes */
     char letter;          /* one-letter form, or 0 */
-    enum ctl_kind kind;
-    size_t offset;        /* of the value in the struct of its group */
-    double low, high;     /* inclusive; every limit is below 2^53; not for CTL_U64 */
+    uint8_t kind;         /* enum ctl_kind */
+    uint16_t offset;      /* of the value in the struct of its group */
+    float low, high;      /* inclusive; whole numbers are exact: below 2^24 or a power of two; not for CTL_U64 */
     const char *value;    /* what the help calls the value; the words of CTL_CHOICE */
     const char *fallback; /* parsed before the command line is; NULL: zero */
     const char *help;

@@ -24,9 +24,9 @@ enum kind { KIND_ID, KIND_TEXT, KIND_BOOL, KIND_U32, KIND_U64, KIND_FLOAT, KIND_
 
 struct field {
     const char *name;
-    enum kind kind;
-    size_t offset;
-    double low, high; /* of KIND_U32 and KIND_FLOAT, inclusive */
+    uint8_t kind;    /* enum kind */
+    uint16_t offset;
+    float low, high; /* of KIND_U32 and KIND_FLOAT, inclusive; exact */
 };
 
 #define AT(member) offsetof(struct ctl_request, member)
@@ -53,8 +53,8 @@ static const struct field reply_fields[] = {
     { "id", KIND_ID, AT(id), 0, 0 },
     { "text", KIND_TEXT, AT(text), 0, 0 },
     { "done", KIND_TEXT, AT(done), 0, 0 },
-    { "prompt_tokens", KIND_U32, AT(prompt_tokens), 0, UINT32_MAX },
-    { "tokens", KIND_U32, AT(tokens), 0, UINT32_MAX },
+    { "prompt_tokens", KIND_U32, AT(prompt_tokens), 0, CB_MAX_CONTEXT_TOKENS },
+    { "tokens", KIND_U32, AT(tokens), 0, CB_MAX_CONTEXT_TOKENS },
     { "logits_sha256", KIND_TEXT, AT(logits_sha256), 0, 0 },
     { "error", KIND_CODE, AT(error), 0, 0 },
     { "name", KIND_TEXT, AT(name), 0, 0 },
