@@ -462,7 +462,8 @@ static int child_files(const void *path)
     errno = 0;
     if (open("/", O_RDONLY) >= 0 || errno != EACCES)
         return 4;
-    return open(path, O_WRONLY) >= 0 || errno != EACCES ? 5 : 0;
+    /* a file system that is mounted read-only says so first */
+    return open(path, O_WRONLY) >= 0 || (errno != EACCES && errno != EROFS) ? 5 : 0;
 }
 
 static void check_files(const char *path)
