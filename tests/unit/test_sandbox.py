@@ -549,6 +549,48 @@ def test_the_kernel_says_that_the_process_is_closed() -> None:
     assert process.returncode == 1  # stopped by a signal, not by the kernel: the handler and the way out are allowed
 
 
+SERVICE = """
+import ctypes, os, re, sys
+text = open(sys.argv[1]).read()
+library = ctypes.CDLL("libseccomp.so.2")
+library.seccomp_init.restype = ctypes.c_void_p
+context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(0x80000000)))
+for line in re.findall("^SystemCallFilter=(.*)$", text, re.M):
+    for name in line.split():
+        number = library.seccomp_syscall_resolve_name(name.encode())
+        if number >= 0 and library.seccomp_rule_add(context, ctypes.c_uint32(0x7fff0000), number, 0):
+            sys.exit(f"cannot add {name}")
+arguments = sys.argv[2:]
+if library.seccomp_load(context):
+    sys.exit("cannot load")
+os.execv(arguments[0], arguments)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("run", ["--ids", "1,2,3", "-n", "4", "--sandbox", "kill", "--threads", "3"]),
+        ("run", ["-p", "the cat", "-n", "4", "--sandbox", "kill", "--residency", "stream"]),
+        ("serve", ["--sandbox", "kill"]),
+        ("health", ["--output", "@/health.json", "--lock", "try"]),
+        ("doctor", []),
+    ],
+)
+def test_the_services_filter_lets_commands_do_their_work(command: str, words: list[str], tmp_path: Path) -> None:
+    """What a service manager does: the filter of the drop-in, without arguments, then exec."""
+    seccomp_library()
+    filled = [word.replace("@", str(tmp_path)) for word in words]
+    drop_in = REPOSITORY / "engine/units/systemd/colibri-syscalls.conf"
+    arguments = [command, str(models() / "tiny.colibri"), *filled]
+    done = subprocess.run([sys.executable, "-c", SERVICE, str(drop_in), str(program("colibrictl")), *arguments],
+                          input="", capture_output=True, text=True, errors="replace", check=False, env=clean(),
+                          timeout=120)  # fmt: skip
+    assert done.returncode >= 0, f"ended by signal {-done.returncode}: {done.stderr}"
+    assert done.returncode == 0 or command in ("health", "doctor"), done.stderr
+    assert "Operation not permitted" not in done.stderr
+
+
 ENTER = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
