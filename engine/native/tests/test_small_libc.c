@@ -14,6 +14,8 @@
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -107,6 +109,7 @@ static long libc_sysconf(int name)
 #define strstr small_strstr
 #define getenv small_getenv
 #define sysconf small_sysconf
+#define setrlimit small_setrlimit
 #define malloc small_malloc
 #define free small_free
 #define calloc small_calloc
@@ -392,6 +395,18 @@ static void test_environment_and_system_answer_as_libc_does(void)
     CHECK_EQUAL(errno, EINVAL);
 }
 
+static void test_a_limit_that_is_set_holds(void)
+{
+    struct rlimit wanted, found;
+
+    CHECK_EQUAL(getrlimit(RLIMIT_CORE, &wanted), 0);
+    wanted.rlim_cur = wanted.rlim_max > 4096 ? 4096 : 0;
+    CHECK_EQUAL(small_setrlimit(RLIMIT_CORE, &wanted), 0);
+    CHECK_EQUAL(getrlimit(RLIMIT_CORE, &found), 0);
+    CHECK_EQUAL(found.rlim_cur, wanted.rlim_cur);
+    CHECK_EQUAL(found.rlim_max, wanted.rlim_max);
+}
+
 static void test_memory_is_aligned_zeroed_and_kept_when_moved(void)
 {
     static const size_t sizes[] = { 0, 1, 63, 64, 4095, 4096, 4097, 1 << 20 };
@@ -440,6 +455,7 @@ int main(int argc, char **argv)
     RUN(test_errors_leave_with_their_call_and_the_rest_when_asked);
     RUN(test_searches_find_what_those_of_libc_find);
     RUN(test_environment_and_system_answer_as_libc_does);
+    RUN(test_a_limit_that_is_set_holds);
     RUN(test_memory_is_aligned_zeroed_and_kept_when_moved);
     return RESULT();
 }

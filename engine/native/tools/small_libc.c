@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 /* ---- texts ------------------------------------------------------------------------------- */
@@ -118,6 +120,12 @@ long sysconf(int name)
         errno = EINVAL;
         return -1;
     }
+}
+
+/* musl's asks every thread on kernels before 2.6.36. rlim_t has 64 bits there on every target. */
+int setrlimit(int resource, const struct rlimit *limit)
+{
+    return (int)syscall(SYS_prlimit64, 0, resource, limit, NULL);
 }
 
 /* ---- memory ------------------------------------------------------------------------------ */
