@@ -132,7 +132,7 @@ def test_every_residency_passes(residency: str, place: Place) -> None:
 
 def test_the_result_is_a_file_that_every_service_may_read(place: Place, tmp_path: Path) -> None:
     target = tmp_path / "made" / "health.json"
-    command = [place.command, "health", place.model, "--output", target, "--json"]
+    command: list[str | Path] = [place.command, "health", place.model, "--output", target, "--json"]
     done = subprocess.run(command, capture_output=True, check=False, env=environment())
     assert done.returncode == OK
     assert target.read_bytes() == done.stdout
