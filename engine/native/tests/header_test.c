@@ -15,8 +15,12 @@ _Static_assert(offsetof(colibri_report, struct_size) == 0, "option structs begin
 _Static_assert(offsetof(colibri_model_options, budget_bytes) == 32, "eight 32-bit fields, then the budget");
 _Static_assert(offsetof(colibri_sampler, seed) == 24 && sizeof(colibri_sampler) == 32,
                "colibri_sampler has no hidden padding");
-_Static_assert(offsetof(colibri_plan, mapped_bytes) == 40 && sizeof(colibri_plan) == 40 + 14 * sizeof(uint64_t),
+_Static_assert(offsetof(colibri_plan, mapped_bytes) == 40 && sizeof(colibri_plan) == 40 + 15 * sizeof(uint64_t),
                "colibri_plan has no hidden padding");
+_Static_assert(offsetof(colibri_sandbox, struct_size) == 0 && offsetof(colibri_sandbox_report, struct_size) == 0,
+               "option structs begin with their size");
+_Static_assert(sizeof(colibri_sandbox_report) == sizeof(size_t) + 6 * sizeof(uint32_t),
+               "colibri_sandbox_report has no hidden padding");
 _Static_assert(sizeof(colibri_utf8) == 8, "colibri_utf8 has no hidden padding");
 
 int header_test(void);
