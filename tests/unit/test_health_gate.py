@@ -407,6 +407,26 @@ def test_a_budget_below_the_plan_fails(place: Place) -> None:
     assert answer.check("verify")[0] == "ok"  # with the smallest plan
 
 
+GREEDY = """
+#include <stdlib.h>
+#include <string.h>
+static __attribute__((constructor)) void take(void)
+{
+    char *bytes = malloc(64 << 20);
+    memset(bytes, 1, 64 << 20);
+}
+"""
+
+
+def test_a_peak_above_the_plan_fails(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "greedy.c").write_text(GREEDY)
+    shim = tmp_path / "greedy.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, tmp_path / "greedy.c"], check=True)
+    answer = place.run(variables={"LD_PRELOAD": str(shim)})
+    assert (answer.exit_code, answer.failed()) == (BUDGET, ["peak"])
+    assert answer.result["peak_bytes"] > 64 << 20
+
+
 def test_a_context_that_golden_results_do_not_fit_fails(place: Place) -> None:
     assert place.run("--context", "8").exit_code == RUN
 
