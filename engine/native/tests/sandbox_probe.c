@@ -402,6 +402,55 @@ static int child_thread(const void *argument)
     return 0;
 }
 
+/* A thread that has put a filter on itself alone. */
+static void *foreign_main(void *argument)
+{
+    const struct {
+        uint16_t code;
+        uint8_t jt, jf;
+        uint32_t k;
+    } allow = {0x06, 0, 0, 0x7fff0000};
+    const struct {
+        unsigned short count;
+        const void *code;
+    } program = {1, &allow};
+
+    *(long *)argument = syscall(SYS_prctl, 38L, 1L, 0L, 0L, 0L) != 0 ? -1 : syscall(SYS_seccomp, 1L, 0L, &program);
+    (void)pthread_mutex_unlock(&gate);
+    (void)pause();
+    return NULL;
+}
+
+/* No thread may be left out: the sandbox is refused, and the message names the thread. */
+static int child_foreign_filter(const void *argument)
+{
+    pthread_t thread;
+    long installed = -1;
+
+    (void)argument;
+    (void)pthread_mutex_lock(&gate);
+    if (pthread_create(&thread, NULL, foreign_main, &installed) != 0)
+        return 1;
+    (void)pthread_mutex_lock(&gate); /* the thread opens it */
+    if (installed != 0)
+        return 2;
+    if (enter(COLIBRI_SANDBOX_STEADY, COLIBRI_SANDBOX_KILL, NULL))
+        return 3;
+    return shared->code == COLIBRI_ERR_SANDBOX && strstr(shared->message, "thread ") == shared->message ? 0 : 4;
+}
+
+/* Phases are not left: neither back to the first nor once more into the last. */
+static int child_again(const void *argument)
+{
+    (void)argument;
+    if (!enter(COLIBRI_SANDBOX_STEADY, COLIBRI_SANDBOX_KILL, NULL))
+        return 1;
+    for (uint32_t phase = COLIBRI_SANDBOX_START; phase <= COLIBRI_SANDBOX_STEADY; phase++)
+        if (enter(phase, COLIBRI_SANDBOX_LOG, NULL) || shared->code != COLIBRI_ERR_ARGUMENT)
+            return 2;
+    return 0;
+}
+
 #if defined(__x86_64__)
 /* getpid of the 32-bit table: the architecture is not the one of the filter. */
 static int child_other_architecture(const void *argument)
@@ -439,6 +488,10 @@ static void check_kills(void)
     check_kill("getppid_of_a_worker", "steady", run_child(child_worker, NULL));
     status = run_child(child_thread, NULL);
     check_one(status == 0, "a thread can be made in phase start", 0, status);
+    status = run_child(child_foreign_filter, NULL);
+    check_one(status == 0, "a thread that cannot be closed in is an error", 0, status);
+    status = run_child(child_again, NULL);
+    check_one(status == 0, "phases are entered once", 0, status);
 #if defined(__x86_64__)
     status = run_child(child_other_architecture, NULL);
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV)
