@@ -134,6 +134,11 @@ class Console:
         self._child.delaybeforesend = None
         self._child.logfile_read = self._log
 
+    @property
+    def before(self) -> str:
+        """What came before the last match, from the end of the match before it."""
+        return str(self._child.before)
+
     def tee(self, stream: Tee | None) -> None:
         """Also copy the console to a stream (None stops it)."""
         self._log.tee = stream

@@ -302,16 +302,16 @@ class Shell:
         while True:
             left = deadline - time.monotonic()
             try:
-                match = self.console.expect(
-                    rf"(?s)(.*?){marker}>(\d+)\.\r*\n", timeout=max(0.0, min(left, patience)), what=what, allow=allow
-                )
+                # Begins with plain text: the search through a long output must be fast.
+                pattern, wait = rf"{marker}>(\d+)\.\r*\n", max(0.0, min(left, patience))
+                match = self.console.expect(pattern, timeout=wait, what=what, allow=allow)
             except ConsoleTimeout as error:
                 if left > patience:
                     self.console.send(ask)
                     patience *= 3
                     continue
                 raise ConsoleTimeout(f"waiting for {what}: nothing after {timeout:.0f} s", error.log_path) from None
-            return match.group(1), int(match.group(2))
+            return self.console.before, int(match.group(1))
 
     def value(self, command: str, pattern: str, *, timeout: float = COMMAND_SECONDS) -> str:
         """One line that a command prints and that matches a pattern, whatever noise there is.

@@ -81,7 +81,7 @@ def install(shell: Shell, options: str = "") -> dict[str, Any]:
 
 
 def test_an_installed_model_is_sealed_by_the_kernel(shell: Shell) -> None:
-    digest = verity_digest(shell.read_file(SOURCE))
+    digest = verity_digest(versions()[0].path.read_bytes())
     said = install(shell, "--fs-verity require")
     assert (said["fs_verity"], said["fs_verity_digest"]) == ("on", digest)
     verified = json.loads(shell.output(f"colibrictl verify {TARGET} --json"))
