@@ -42,7 +42,7 @@ PROPERTIES = {
 # Loads of the canary from where x86-64 keeps it, %fs:0x28: mov, xor, sub, cmp into any register.
 X86_CANARY = re.compile(rb"\x64[\x48\x4c][\x8b\x33\x2b\x3b].\x25\x28\x00\x00\x00", re.DOTALL)
 # What names the machine of a build; a folder must follow, so that "/home" as a word passes.
-BUILD_PATHS = (rb"/home/[\w.-]+/", rb"/root/[\w.-]+/", rb"/builds?/[\w.-]+/", rb"/tmp/[\w.-]+/[\w./-]+\.[ch]\b")
+BUILD_PATHS = (rb"/(?:home|root|builds?)/[\w.-]+/", rb"/tmp/[\w.-]+/[\w./-]+\.[ch]\b")
 
 MUST = ("pie", "relro", "bind_now", "stack", "rwx", "rpath", "textrel", "paths")
 MAY = ("canary", "fortify", "branch", "stripped")
