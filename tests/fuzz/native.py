@@ -56,8 +56,8 @@ REQUESTS = (
 )  # fmt: skip
 HASH = b"0123456789abcdef" * 4
 GOLDEN = (
-    b'{"format": 1, "root": "' + HASH + b'", "cases": [{"name": "\\u00e9", "prompt": "", "chat": false, "prompt_ids": [1,'
-    b' 20], "kv": "f16", "n": 3, "ids": [0], "text": "", "logits_sha256": "' + HASH + b'"}]}'
+    b'{"format": 1, "root": "' + HASH + b'", "cases": [{"name": "\\u00e9", "prompt": "", "chat": false,'
+    b' "prompt_ids": [1, 20], "kv": "f16", "n": 3, "ids": [0], "text": "", "logits_sha256": "' + HASH + b'"}]}'
 )
 SEEDS: dict[str, Callable[[], Sequence[bytes]]] = {
     "golden": lambda: [GOLDEN],
