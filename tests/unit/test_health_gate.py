@@ -491,7 +491,7 @@ def test_the_result_never_replaces_what_is_checked(place: Place) -> None:
     assert (place.model.read_bytes(), place.golden.read_bytes()) == before
 
 
-def test_a_kill_at_any_file_operation_leaves_the_old_result_or_the_new_one(place: Place, tmp_path: Path) -> None:
+def test_a_kill_at_any_file_operation_leaves_the_new_result_or_none_once_the_gate_has_begun(place: Place, tmp_path: Path) -> None:
     (tmp_path / "shim.c").write_text(SHIM)
     shim = tmp_path / "shim.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", shim, tmp_path / "shim.c", "-ldl"], check=True)
@@ -504,13 +504,26 @@ def test_a_kill_at_any_file_operation_leaves_the_old_result_or_the_new_one(place
             [place.command, "health", place.model, "--output", target, "--sandbox", "off"], capture_output=True,
             check=False, env=environment({"LD_PRELOAD": str(shim), "FAULT": f"any:{number}:kill"}),
         )  # fmt: skip
-        text = target.read_text()
-        seen.add((done.returncode, text == "old"))
-        assert text == "old" or json.loads(text)["exit_code"] == OK
+        text = target.read_text() if target.exists() else "none"
+        seen.add((done.returncode, text if text in ("old", "none") else "new"))
+        assert text in ("old", "none") or json.loads(text)["exit_code"] == OK
         if done.returncode == OK:
             break
-    assert seen == {(-9, True), (-9, False), (OK, False)}
+    assert seen == {(-9, "old"), (-9, "none"), (-9, "new"), (OK, "new")}
     assert list(target.parent.iterdir()) == [target]  # the next run removes what a killed one left
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_the_owner_of_the_result_stays_and_needs_no_call_that_the_sandbox_refuses(place: Place, tmp_path: Path) -> None:
+    target = tmp_path / "health.json"
+    target.write_text("old")
+    os.chown(target, ORDINARY_ID, ORDINARY_ID)
+    done = subprocess.run(
+        [place.command, "health", place.model, "--output", target], capture_output=True, check=False, env=environment()
+    )
+    assert done.returncode == OK, done.stderr
+    assert json.loads(target.read_text())["exit_code"] == OK
+    assert (target.stat().st_uid, target.stat().st_gid) == (ORDINARY_ID, ORDINARY_ID)
 
 
 def test_results_say_what_is_wrong_in_plain_characters(place: Place, tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ int ctl_place_create(const struct ctl_place *place, const char *temporary, uint6
     return 0;
 }
 
-int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd)
+int ctl_place_own(const struct ctl_place *place, const char *thing, int fd)
 {
     mode_t mode = place->replaces ? place->old.st_mode & PERMISSION_BITS : place->mode;
     struct stat now;
@@ -287,8 +287,20 @@ int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd)
         return ctl_fail_message(thing, COLIBRI_ERR_IO, "cannot set permissions %03o: %s", (unsigned)mode,
                                 strerror(errno));
     }
+    return 0;
+}
+
+int ctl_place_sync(const char *thing, int fd)
+{
     return fsync(fd) != 0 ? ctl_fail_message(thing, COLIBRI_ERR_IO, "cannot bring it to the disk: %s", strerror(errno))
                           : 0;
+}
+
+int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd)
+{
+    int exit_code = ctl_place_own(place, thing, fd);
+
+    return exit_code != 0 ? exit_code : ctl_place_sync(thing, fd);
 }
 
 static int remove_golden(const struct ctl_place *place)

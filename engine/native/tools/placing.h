@@ -42,7 +42,10 @@ int ctl_place_open(struct ctl_place *place, const char *target, bool has_golden,
 int ctl_place_check_space(const struct ctl_place *place, const char *target, uint64_t bytes);
 /* A new temporary file of that size, open for writing, readable by nobody else yet. */
 int ctl_place_create(const struct ctl_place *place, const char *temporary, uint64_t bytes, int *fd);
-/* Owner, group and permissions: those of the file that is replaced, else `mode`; then fsync. */
+/* Owner, group and permissions: those of the file that is replaced, else `mode`. No sandbox allows it. */
+int ctl_place_own(const struct ctl_place *place, const char *thing, int fd);
+int ctl_place_sync(const char *thing, int fd);
+/* Both. */
 int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd);
 /* Old golden results away, model in place, new golden results in place; fsync of the folder after
  * each, signals held back. So golden results never lie beside a model that is not theirs. */
