@@ -491,7 +491,9 @@ def test_the_result_never_replaces_what_is_checked(place: Place) -> None:
     assert (place.model.read_bytes(), place.golden.read_bytes()) == before
 
 
-def test_a_kill_at_any_file_operation_leaves_the_new_result_or_none_once_the_gate_has_begun(place: Place, tmp_path: Path) -> None:
+def test_a_kill_at_any_file_operation_leaves_the_new_result_or_none_once_the_gate_has_begun(
+    place: Place, tmp_path: Path
+) -> None:
     (tmp_path / "shim.c").write_text(SHIM)
     shim = tmp_path / "shim.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", shim, tmp_path / "shim.c", "-ldl"], check=True)
