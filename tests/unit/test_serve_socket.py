@@ -61,6 +61,18 @@ def alone(model: Path, lines: list[bytes]) -> list[Answer]:
     return answers[:-1]
 
 
+def assert_is_of_run(model: Path, line: bytes, answer: Answer) -> None:
+    """The text and the hash of an answer are those of the other command."""
+    values = json.loads(line)
+    words = {"tokens": "-n", "temperature": "--temp", "top_k": "--top-k", "top_p": "--top-p", "min_p": "--min-p",
+             "seed": "--seed"}  # fmt: skip
+    options = [word for name, value in values.items() if name in words for word in (words[name], str(value))]
+    flags = ["--ignore-end"] if values.get("ignore_end") else []
+    outcome = run("run", model, "-p", values["prompt"], *options, *flags, "--logits-sha256", "--lock", "off")
+    assert "".join(part.get("text", "") for part in answer).encode() == outcome.out
+    assert answer[-1]["logits_sha256"] == outcome.line("logits-sha256")
+
+
 def error(answer: Answer) -> str:
     """The name of the error that an answer is."""
     assert len(answer) == 1, answer
@@ -168,12 +180,14 @@ def test_more_clients_than_allowed_are_told_and_a_place_is_free_again(tiny: Path
     with Server(tiny, tmp_path, "--clients", "2") as server:
         first, second = server.client(), server.client()
         assert "done" in first.ask(request("1", "a", tokens=1))[-1]
+        descriptors = server.usage().descriptors
         with server.client() as third:
             busy = third.answer()
             assert (busy[0]["error"], busy[0]["name"]) == (int(Code.BUSY), "busy")
             assert "2 clients" in busy[0]["message"]
             with pytest.raises(HungUp):
                 third.line()
+        assert server.usage().descriptors == descriptors
         first.close()
         with server.client() as fourth:
             assert "done" in fourth.ask(request("4", "a", tokens=1))[-1]
@@ -183,25 +197,36 @@ def test_more_clients_than_allowed_are_told_and_a_place_is_free_again(tiny: Path
 # ---- clients that leave or do not read -----------------------------------------------------------------
 
 
-def test_requests_of_clients_who_left_are_cancelled(server: Server) -> None:
-    """Those that run and those that wait: the server spends no time on them."""
-    rounds = 6
-    with server.client() as steady:
+PROMPT_LONG = request("p", "q" * 230, tokens=1)  # about as many tokens as the context holds
 
-        def seconds(leave: bool) -> float:
+
+@pytest.mark.parametrize("phase", ["prompt", "answer", "queue"])
+def test_requests_of_clients_who_left_are_cancelled(tiny: Path, tmp_path: Path, phase: str) -> None:
+    """The server spends no time on them."""
+    rounds = 8
+    with Server(tiny, tmp_path, "--batch", "1") as server, server.client() as steady:
+
+        def seconds(*, leave: bool) -> float:
             start = server.usage().cpu_seconds
             for _ in range(rounds):
                 with server.client() as client, server.client() as waiting:
-                    client.send(request("r", "a", **LONG))
-                    client.line()
-                    waiting.send(request("w", "a", **LONG))
-                    if not leave:
+                    client.send(PROMPT_LONG if phase == "prompt" else FULL)
+                    if phase == "prompt":
+                        time.sleep(0.005)  # it has begun
+                    else:
+                        client.line()
+                    if phase == "queue":
+                        waiting.send(FULL)
+                        if leave:
+                            waiting.close()
+                    if phase == "queue" or not leave:
                         client.answer()
+                    if phase == "queue" and not leave:
                         waiting.answer()
             assert "done" in steady.ask(request("s", "a", tokens=1))[-1]
             return server.usage().cpu_seconds - start
 
-        assert 3 * seconds(leave=True) < seconds(leave=False)
+        assert seconds(leave=True) < 0.75 * seconds(leave=False)
 
 
 def test_a_client_that_does_not_read_is_dropped_and_the_next_one_answered(tiny: Path, tmp_path: Path) -> None:
@@ -252,7 +277,7 @@ def test_prompts_do_not_stay_in_memory(server: Server) -> None:
         client.ask(request("p", secret + " answered", tokens=2))
         client.ask(request(secret, "answered", tokens=2))
         client.ask(b'{"prompt":"' + secret.encode() + b'","tokens":0}\n')
-        client.send(b'{"prompt":"' + secret.encode())
+        client.send(b'{"prompt":"' + b" " * 300 + secret.encode())
         other.send(request("w", secret + " left", **LONG))
         other.line()
         other.send(request("w", secret + " waits", **LONG))
@@ -361,6 +386,9 @@ def test_a_thousand_requests_of_eight_clients(tiny: Path, tmp_path: Path) -> Non
     ]  # fmt: skip
     known = list(zip(lines, alone(tiny, lines), strict=True))
     assert {answer[-1].get("name", "done") for _, answer in known} == {"done", "argument", "prompt_long"}
+    for line, answer in known:
+        if "done" in answer[-1]:
+            assert_is_of_run(tiny, line, answer)
     with Server(tiny, tmp_path, watchdog_seconds=2) as server:
         crowd = Crowd(server, known)
         before = server.usage().descriptors
@@ -402,7 +430,7 @@ def test_the_service_manager_hears_ready_signs_of_life_and_stopping(tiny: Path, 
                     time.sleep(0.01)
                 count += list(server.messages()).count("WATCHDOG=1")
             periods = (time.monotonic() - start) / 0.1
-            assert periods / 2 <= count <= periods + 2
+            assert min(periods / 2, 10) <= count <= periods + 2  # a socket keeps no more than ten or so
         server.signal()
         assert server.wait() == 0
         assert "STOPPING=1" in list(server.messages())
@@ -436,10 +464,20 @@ def test_a_server_that_waits_takes_no_time(tiny: Path, tmp_path: Path) -> None:
         assert server.usage().cpu_seconds - start <= 0.02
 
 
+def test_a_server_that_waits_for_a_reader_takes_no_time(server: Server) -> None:
+    with server.client() as deaf:
+        deaf.send(FULL * 6)
+        deaf.half_close()
+        time.sleep(0.5)
+        start = server.usage().cpu_seconds
+        time.sleep(1)
+        assert server.usage().cpu_seconds - start <= 0.05
+
+
 def test_a_stop_finishes_what_runs_and_what_waits(tiny: Path, tmp_path: Path) -> None:
     lines = [request(str(i), "abc" * (i + 1), **LONG) for i in range(4)]
     expected = alone(tiny, lines)
-    with Server(tiny, tmp_path) as server:
+    with Server(tiny, tmp_path, "--drain-seconds", "100") as server:
         clients = [server.client() for _ in lines]
         for client, line in zip(clients, lines, strict=True):
             client.send(line)
