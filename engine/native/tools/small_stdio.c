@@ -8,7 +8,7 @@
  * threads at once are the caller's mistake (workers never print). Digits are the same to the last
  * one: numbers are expanded exactly and rounded to even.
  *
- * tests/unit/test_small_stdio.py compares every format of the sources with libc's, and refuses a
+ * tests/unit/test_small_libc.py compares every format of the sources with libc's, and refuses a
  * function of stdio that is not here: libc's would take a FILE of this file for its own. */
 #include <errno.h>
 #include <fcntl.h>
