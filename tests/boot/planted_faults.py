@@ -32,6 +32,9 @@ import build_engine  # noqa: E402
 import steps  # noqa: E402
 
 
+AARCH64_CLONE = 220
+
+
 def replaced(old: str, new: str, count: int = 1) -> Callable[[str], str]:
     """A change of text that must occur `count` times."""
 
@@ -47,17 +50,20 @@ def clone_allowed(text: str) -> str:
     """The filters for AArch64 with clone, whatever its arguments, on both lists."""
     begin, end = text.index("/* aarch64 */"), text.index("#elif", text.index("/* aarch64 */"))
     lines = text[begin:end].splitlines()
-    number, clone = r"\{0x15, (\d+), (\d+), (0x[0-9a-f]+)\}", "0x000000dc"
-    allow = 0
+    number = r"CB_BPF\(EQUAL, (\d+), (\d+), (\d+)\), /\* (\w+) \*/"
+    allow = planted = 0
     for at, line in enumerate(lines):
-        match = re.search(number + r", /\* (\w+) \*/", line)
+        match = re.search(number, line)
         if match is None:
             continue
         if match[4] == "futex":  # allowed without a condition: its jump leads to the end that allows
             allow = at + int(match[1])
         # clone itself in the first phase; in the second, in the place of one that is not needed at once
-        if match[3] == clone or (match[4] == "restart_syscall" and "steady_filter" in "".join(lines[:at])):
-            lines[at] = f"    {{0x15, {allow - at}, 0, {clone}}}, /* clone */"
+        if match[4] == "clone" or (match[4] == "restart_syscall" and "steady_filter" in "".join(lines[:at])):
+            lines[at] = f"    CB_BPF(EQUAL, {allow - at}, 0, {AARCH64_CLONE}), /* clone */"
+            planted += 1
+    if planted != 2:
+        raise SystemExit(f"planted_faults: clone was planted {planted} times, not in both filters: write it anew")
     return text[:begin] + "\n".join(lines) + "\n" + text[end:]
 
 
