@@ -26,13 +26,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SUPPORT = REPOSITORY / "tests" / "support"
 MODELS = REPOSITORY / "build" / "models"
 PROGRAMS = ("colibrictl", "sandbox_probe", "session_driver")
+CLONE = 220  # on AArch64
 
 sys.path.insert(0, str(SUPPORT))
 import build_engine  # noqa: E402
 import steps  # noqa: E402
-
-
-AARCH64_CLONE = 220
 
 
 def replaced(old: str, new: str, count: int = 1) -> Callable[[str], str]:
@@ -50,20 +48,19 @@ def clone_allowed(text: str) -> str:
     """The filters for AArch64 with clone, whatever its arguments, on both lists."""
     begin, end = text.index("/* aarch64 */"), text.index("#elif", text.index("/* aarch64 */"))
     lines = text[begin:end].splitlines()
-    number = r"CB_BPF\(EQUAL, (\d+), (\d+), (\d+)\), /\* (\w+) \*/"
-    allow = planted = 0
+    allow = changed = 0
     for at, line in enumerate(lines):
-        match = re.search(number, line)
+        match = re.fullmatch(r" *CB_BPF\(EQUAL, (\d+), \d+, \d+\), /\* (\w+) \*/", line)
         if match is None:
             continue
-        if match[4] == "futex":  # allowed without a condition: its jump leads to the end that allows
+        if match[2] == "futex":  # allowed without a condition: its jump leads to the end that allows
             allow = at + int(match[1])
         # clone itself in the first phase; in the second, in the place of one that is not needed at once
-        if match[4] == "clone" or (match[4] == "restart_syscall" and "steady_filter" in "".join(lines[:at])):
-            lines[at] = f"    CB_BPF(EQUAL, {allow - at}, 0, {AARCH64_CLONE}), /* clone */"
-            planted += 1
-    if planted != 2:
-        raise SystemExit(f"planted_faults: clone was planted {planted} times, not in both filters: write it anew")
+        if match[2] == "clone" or (match[2] == "restart_syscall" and "steady_filter" in "".join(lines[:at])):
+            lines[at] = f"    CB_BPF(EQUAL, {allow - at}, 0, {CLONE}), /* clone */"
+            changed += 1
+    if changed != 2:
+        raise SystemExit(f"planted_faults: {changed} places for clone in sandbox_filters.h, must be 2: write it anew")
     return text[:begin] + "\n".join(lines) + "\n" + text[end:]
 
 
