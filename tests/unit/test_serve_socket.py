@@ -203,29 +203,18 @@ PROMPT_LONG = request("p", "q" * 230, tokens=1)  # about as many tokens as the c
 @pytest.mark.parametrize("phase", ["prompt", "answer", "queue"])
 def test_requests_of_clients_who_left_are_cancelled(tiny: Path, tmp_path: Path, phase: str) -> None:
     """The server spends no time on them."""
-<<<<<<< HEAD
     rounds = 40 if phase == "prompt" else 8
-=======
-    rounds = 8
->>>>>>> up
     with Server(tiny, tmp_path, "--batch", "1") as server, server.client() as steady:
 
         def seconds(*, leave: bool) -> float:
             start = server.usage().cpu_seconds
             for _ in range(rounds):
                 with server.client() as client, server.client() as waiting:
-<<<<<<< HEAD
                     if phase == "prompt":
                         client.send(request("first", "a", tokens=1) + PROMPT_LONG)
                         client.answer()  # and the long one begins
                     else:
                         client.send(FULL)
-=======
-                    client.send(PROMPT_LONG if phase == "prompt" else FULL)
-                    if phase == "prompt":
-                        time.sleep(0.005)  # it has begun
-                    else:
->>>>>>> up
                         client.line()
                     if phase == "queue":
                         waiting.send(FULL)
