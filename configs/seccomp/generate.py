@@ -41,9 +41,10 @@ NEVER = frozenset((
     "fork", "vfork", "execve", "execveat", "ptrace", "process_vm_readv", "process_vm_writev", "pkey_mprotect",
     "memfd_create", "uselib", "personality", "modify_ldt", "bpf", "userfaultfd", "io_uring_setup",
     "perf_event_open", "keyctl", "mount", "unshare", "setns", "kill", "tkill", "tgkill", "socketcall",
-    "socketpair", "sendmsg", "remap_file_pages", "shmat",
+    "socketpair", "sendmsg", "remap_file_pages", "shmat", "chmod", "fchmod", "fchmodat", "chown", "fchown", "fchownat",
+    "bind", "listen", "connect",
 ))  # fmt: skip
-CONDITIONAL = frozenset(("clone", "mmap", "mmap2", "mprotect", "socket", "prctl", "ioctl", "sendto"))
+CONDITIONAL = frozenset(("clone", "mmap", "mmap2", "mprotect", "socket", "prctl", "prlimit64", "ioctl", "sendto"))
 NOT_STEADY = frozenset(
     ("clone", "clone3", "socket", "open", "openat", "openat2", "prctl", "ioctl", "seccomp", "connect")
 )

@@ -22,6 +22,7 @@ from colibri.plan_command import add_plan_arguments, plan_model
 CONFIGURATION = "colibri.conf"
 DROP_IN = "memory.conf"
 SERVICES = ("colibri.service", "colibri-health.service")
+SERVE_OPTIONS = "--clients 8 --request-seconds 300"
 DEVICE_MODEL = "/usr/share/colibri/model.colibri"
 # Read by systemd and by a shell, both within double quotes.
 _SAFE = re.compile(r"[A-Za-z0-9 /._,:=+@-]*")
@@ -83,7 +84,7 @@ def add_units_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device-model", default=DEVICE_MODEL, metavar="PATH", help=f"the model on the device (default {DEVICE_MODEL})"
     )
-    parser.add_argument("--serve-options", default="--clients 8", metavar="TEXT", help="more for colibrictl serve")
+    parser.add_argument("--serve-options", default=SERVE_OPTIONS, metavar="TEXT", help="more for colibrictl serve")
     parser.add_argument("--health-options", default="", metavar="TEXT", help="more for colibrictl health")
 
 

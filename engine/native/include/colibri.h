@@ -409,7 +409,7 @@ COLIBRI_API const int32_t *colibri_session_ids(const colibri_session *session, u
  */
 enum colibri_sandbox_phase {
     COLIBRI_SANDBOX_START = 1, /* before a model is open: files, locks and threads; never exec, fork,
-                                  ptrace, executable memory, or sockets beyond AF_UNIX */
+                                  ptrace, executable memory, new sockets, owner or mode of files */
     COLIBRI_SANDBOX_STEADY = 2 /* models, sessions, threads and descriptors are there: nothing new */
 };
 

@@ -346,7 +346,7 @@ static const struct attempt attempts[] = {
     {"execve", do_execve, 1},
     {"execveat", do_execveat, 1},
     {"ptrace", do_ptrace, 1},
-    {"socket_unix", do_socket_unix, 0},
+    {"socket_unix", do_socket_unix, 1},
     {"socket_inet", do_socket_inet, 1},
     {"socket_netlink", do_socket_netlink, 1},
     {"openat", do_openat, 0},

@@ -8,7 +8,7 @@
 #include "output.h"
 
 #define WORDS "auto|kill|errno|log|off"
-#define MAX_READ_PATHS 16u /* the last three are always there */
+#define MAX_READ_PATHS 16u /* the first three are always there; commands have three more at most */
 
 static bool closed;
 
@@ -83,7 +83,7 @@ int ctl_sandbox_enter(const char *command, const struct ctl_sandbox_values *valu
                       enum colibri_sandbox_phase phase, const char *const *read_paths, size_t read_count,
                       const char *write_path)
 {
-    static const char *const always[] = { "/proc", "/sys", "/dev" };
+    static const char *const always[] = { "/proc", "/sys/fs/cgroup", "/sys/devices/system" };
     const char *paths[MAX_READ_PATHS];
     colibri_sandbox options = COLIBRI_SANDBOX_DEFAULT;
     colibri_sandbox_report report = { .struct_size = sizeof report };
