@@ -733,6 +733,21 @@ def test_ask_gives_up_in_time(tmp_path: Path) -> None:
         assert 0.9 < time.monotonic() - start < 20
 
 
+def test_ask_gives_up_in_time_where_nobody_takes_clients(tmp_path: Path) -> None:
+    with listening(tmp_path / "s"), contextlib.ExitStack() as stack:
+        for _ in range(1000):  # until the queue of the socket is full
+            client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            client.setblocking(False)
+            try:
+                client.connect(str(tmp_path / "s"))
+            except BlockingIOError:
+                break
+        start = time.monotonic()
+        outcome = run("ask", tmp_path / "s", "-p", "a", "--timeout-seconds", "1")
+        assert_fails(outcome, Code.OPEN, "takes no clients", "--timeout-seconds")
+        assert 0.9 < time.monotonic() - start < 20
+
+
 def test_the_prompt_of_ask_is_not_in_the_list_of_processes(tmp_path: Path) -> None:
     secret = "zebra-QUARTZ-83471"
     with listening(tmp_path / "s") as deaf, subprocess.Popen(

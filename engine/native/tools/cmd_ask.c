@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -66,6 +67,7 @@ struct conversation {
 static int connect_to(struct conversation *c)
 {
     struct sockaddr_un address = { .sun_family = AF_UNIX };
+    const struct timeval limit = { .tv_sec = (time_t)c->values->timeout_seconds }; /* 0: none */
     size_t length = strlen(c->path);
 
     if (length == 0 || length >= sizeof address.sun_path) {
@@ -74,10 +76,12 @@ static int connect_to(struct conversation *c)
     }
     memcpy(address.sun_path, c->path, length);
     c->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (c->fd < 0 || connect(c->fd, (const struct sockaddr *)&address, sizeof address) != 0) {
+    if (c->fd < 0 || setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) != 0 ||
+        connect(c->fd, (const struct sockaddr *)&address, sizeof address) != 0) {
         return ctl_fail_message(c->path, COLIBRI_ERR_OPEN, "cannot connect: %s; %s", strerror(errno),
-                                errno == EACCES ? "is this user in the group of the socket?"
-                                                : "does colibrictl serve --socket run?");
+                                errno == EACCES   ? "is this user in the group of the socket?"
+                                : errno == EAGAIN ? "the server takes no clients: raise --timeout-seconds"
+                                                  : "does colibrictl serve --socket run?");
     }
     return 0;
 }
