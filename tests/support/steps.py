@@ -138,7 +138,7 @@ def lint() -> list[Step]:
         "configs/kernel": "",
         "configs/seccomp": "",
         "tests/bench": "tests/bench:tests/unit",
-        "tests/boot": "configs/kernel:tests",
+        "tests/boot": "configs/kernel:tests:tests/support",
         "tests/fuzz": "tests/unit",
         "tests/firmware": "configs/kernel:tests/smoke:tests/support",
         "tests/parity": "tests:tests/unit",

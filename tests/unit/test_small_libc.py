@@ -37,7 +37,9 @@ WIDTHS = {"64": {"d": "lld", "u": "llu", "x": "llx", "X": "llX"}, "32": {"d": "d
 TOKENS = re.compile(
     r"""/\*.*?\*/|//[^\n]*|"((?:[^"\\\n]|\\.)*)"|'(?:[^'\\\n]|\\.)*'|\bPRI([duxX])(64|32)\b|\w+|\s+|.""", re.DOTALL
 )
-ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", '"': '"', "\\": "\\", "'": "'", "a": "\a", "b": "\b", "e": "\x1b"}
+ESCAPES = {
+    "n": "\n", "t": "\t", "r": "\r", "0": "\0", '"': '"', "\\": "\\", "'": "'", "a": "\a", "b": "\b", "e": "\x1b"
+}  # fmt: skip
 
 
 def unescaped(body: str) -> str:
@@ -111,7 +113,8 @@ def random_arguments(literal: str, generator: random.Random) -> list[object]:
         elif conversion in "uxXo":
             out.append(ctypes.c_uint64(bits) if wide else ctypes.c_uint32(bits & 0xFFFFFFFF))
         elif conversion in "fg":
-            out.append(ctypes.c_double(generator.choice((1, -1)) * generator.random() * 10 ** generator.randrange(-9, 21)))
+            sign, exponent = generator.choice((1, -1)), generator.randrange(-9, 21)
+            out.append(ctypes.c_double(sign * generator.random() * 10**exponent))
         elif conversion == "c":
             out.append(ctypes.c_int(generator.randrange(33, 127)))
         elif conversion == "p":
