@@ -209,6 +209,8 @@ class Gguf:
         if not 1 <= rank <= _MAX_RANK:
             raise cursor.error(f"tensor {shown(name)} has {rank} dimensions, must be 1..{_MAX_RANK}", Code.TENSOR)
         shape = tuple(reversed([cursor.number("Q") for _ in range(rank)]))
+        if 0 in shape:
+            raise cursor.error(f"tensor {shown(name)} has no values: its shape is {shape}", Code.TENSOR)
         kind, offset = cursor.number("I"), cursor.number("Q")
         elements, size = (1, _PLAIN[kind][1]) if kind in _PLAIN else _block_sizes(kind, self.path)
         if shape[-1] % elements:

@@ -501,6 +501,9 @@ BAD_GGUF: dict[str, tuple[Code, bytes, str]] = {
     "a tensor of five dimensions": (
         Code.TENSOR, gguf_file(tensors=gguf_tensor(b"x", (1,) * 5, 0, 0), counts=(1, 0)), "x has 5 dimensions",
     ),
+    "a tensor without values": (
+        Code.TENSOR, gguf_file(tensors=gguf_tensor(b"x", (0, 3), 2, 0), counts=(1, 0)), "x has no values",
+    ),
     "a tensor behind the end": (
         Code.TENSOR, gguf_file(tensors=X, counts=(1, 0), data=bytes(31)), "tensor x of 32 bytes at 96 in a file of 127",
     ),
