@@ -147,7 +147,7 @@ def wait_for(shell: Shell, condition: str) -> None:
 
 
 def start_server(shell: Shell, model: Model, libc: str, kv: str, options: str = "") -> Server:
-    """As user colibri, everything locked; returns when the socket is there."""
+    """As user colibri, everything locked; returns when it is closed in, which is some time behind its socket."""
     shell.run(f"rm -rf {FOLDER} && mkdir -p {FOLDER} && chown colibri {FOLDER}", check=True)
     serve = (
         f"exec {TOOLS}/colibrictl-{libc} serve {model.path} --socket {SOCKET} --pid-file {PID_FILE} "
@@ -155,7 +155,7 @@ def start_server(shell: Shell, model: Model, libc: str, kv: str, options: str = 
     )
     as_user = f"ulimit -l unlimited; exec su colibri -c {shlex.quote(serve)}"
     shell.run(f"(sh -c {shlex.quote(as_user)} >{SERVER_LOG} 2>&1; echo $? >{FOLDER}/code) &", check=True)
-    wait_for(shell, f"[ -S {SOCKET} ] || [ -e {FOLDER}/code ]")
+    wait_for(shell, f"grep -q phase=steady {SERVER_LOG} || [ -e {FOLDER}/code ]")
     log = shell.output(f"cat {SERVER_LOG}")
     assert shell.run(f"test -S {SOCKET}").exit_code == 0, f"no socket; the server said: {log}"
     server = Server(shell, int(shell.output(f"cat {PID_FILE}")), kv)
