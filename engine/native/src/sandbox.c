@@ -209,7 +209,9 @@ static int check_options(const colibri_sandbox *o, colibri_error *error)
     size_t paths = o->read_path_count + o->write_path_count;
 
     if (o->phase < COLIBRI_SANDBOX_START || o->phase > COLIBRI_SANDBOX_STEADY ||
-        o->action > COLIBRI_SANDBOX_LOG || (o->phase == COLIBRI_SANDBOX_STEADY && paths > 0))
+        o->action > COLIBRI_SANDBOX_LOG || (o->phase == COLIBRI_SANDBOX_STEADY && paths > 0) ||
+        (o->read_paths == NULL && o->read_path_count > 0) ||
+        (o->write_paths == NULL && o->write_path_count > 0))
         return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
                        "sandbox phase %u, action %u, %zu paths: phase 1 or 2 (without paths), action 0..2",
                        o->phase, o->action, paths);

@@ -225,6 +225,7 @@ static int converse(struct conversation *c, const struct ctl_prompt *prompt)
             exit_code = receive(c, &lines);
         }
     }
+    ctl_lines_clear(&lines); /* it holds what the model said */
     if (c->fd >= 0) {
         (void)close(c->fd);
     }
