@@ -94,6 +94,11 @@ static long libc_sysconf(int name)
 #define fopen small_fopen
 #define fclose small_fclose
 #define fgets small_fgets
+#undef vsnprintf /* FORTIFY of clang makes macros of these */
+#undef vfprintf
+#undef snprintf
+#undef fprintf
+#undef printf
 #define vsnprintf small_vsnprintf
 #define vfprintf small_vfprintf
 #define snprintf small_snprintf
