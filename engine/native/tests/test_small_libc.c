@@ -361,7 +361,7 @@ static void test_searches_find_what_those_of_libc_find(void)
 {
     for (int i = 0; i < numbers / 10; i++) {
         char text[12], wanted[4], set[4];
-        size_t length = draw() % sizeof text, part = draw() % sizeof wanted;
+        size_t length = (size_t)(draw() % sizeof text), part = (size_t)(draw() % sizeof wanted);
 
         for (size_t k = 0; k < sizeof text; k++) {
             text[k] = (char)("abc\xE9"[draw() % 4]);
