@@ -160,6 +160,13 @@ def mount_data(shell: Shell, serial: str = DATA_SERIAL, folder: str = DATA) -> N
     shell.run(f"mkdir -p {folder} && mount -t ext4 /dev/{find_disk(shell, serial)} {folder}", check=True)
 
 
+def stop_service(shell: Shell) -> None:
+    """Stop the image's own service, which holds a model, where its init script has one (it starts behind the login)."""
+    script, socket = "/etc/init.d/S95colibri", "/run/colibri/colibri.sock"
+    started = f"i=0; until [ -S {socket} ] || [ $i -ge 900 ]; do i=$((i + 1)); sleep 0.1; done"
+    shell.run(f"[ ! -x {script} ] || {{ {started}; {script} stop; }}", check=True, timeout=300.0)
+
+
 def mount_tools(shell: Shell) -> None:
     """Make the programs of the tools disk available in TOOLS."""
     disk = find_disk(shell, TOOLS_SERIAL)

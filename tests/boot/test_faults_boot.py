@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 from boot_run import BootRun
-from guest_tools import TOOLS, GuestSession, disk_arguments, find_disk, make_tools_disk, mount_tools
+from guest_tools import TOOLS, GuestSession, disk_arguments, find_disk, make_tools_disk, mount_tools, stop_service
 from harness import MODELS_SERIAL, Machine, MachineOptions, Shell
 from session_answer import Answer
 
@@ -77,6 +77,7 @@ def machine(boot_run: BootRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def storage(machine: tuple[Machine, Shell]) -> Storage:
     """The models' file system, mounted through the device mapper."""
     shell = machine[1]
+    stop_service(shell)
     disk = find_disk(shell, MODELS_SERIAL)
     sectors = int(shell.output(f"cat /sys/block/{disk}/size"))
     kind = shell.output("sed -n 's/^[^ ]* \\/models \\([^ ]*\\) .*/\\1/p' /proc/mounts")
