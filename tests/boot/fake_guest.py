@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import time
 
@@ -63,6 +64,7 @@ def main() -> None:
     if behaviour == "noisy" and os.fork() == 0:
         make_noise()
         os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs ignore it, and a shell keeps that
     os.execvp("sh", ["sh"])
 
 
