@@ -471,8 +471,8 @@ def test_conversions_killed_at_random_times_leave_the_old_file(tmp_path: Path) -
         process.wait()
         assert process.returncode == -signal.SIGKILL, "the conversion is too short to be killed"
         assert output.read_bytes() == b"an old file"
-        # Each run removed what the one before left.
-        assert len(list(tmp_path.iterdir())) == 3
+        # Each run removes what the one before left, before it has a file of its own: one leftover at most.
+        assert len(list(tmp_path.iterdir())) <= 3
 
 
 def test_temporary_files_of_others_stay(tmp_path: Path) -> None:
