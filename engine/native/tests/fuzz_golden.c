@@ -78,7 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 #ifndef COLIBRI_LIBFUZZER
 
-#include "sampler.h"
+#include "fuzz_text.h"
 
 #define HASH "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
@@ -97,28 +97,7 @@ static void mutate(unsigned long count, uint64_t seed)
         size_t size = sizeof seed_text - 1;
 
         memcpy(text, seed_text, size);
-        for (uint64_t edits = cb_random(seed, counter++) % 6; edits > 0 && size > 0; edits--) {
-            size_t at = (size_t)(cb_random(seed, counter++) % size);
-            char c = alphabet[cb_random(seed, counter++) % (sizeof alphabet - 1)];
-
-            switch (cb_random(seed, counter++) % 4) {
-            case 0: /* insert */
-                memmove(text + at + 1, text + at, size - at);
-                size++;
-                text[at] = (uint8_t)c;
-                break;
-            case 1: /* delete */
-                memmove(text + at, text + at + 1, size - at - 1);
-                size--;
-                break;
-            case 2: /* cut */
-                size = cb_random(seed, counter++) % 8 == 0 ? at : size;
-                break;
-            default:
-                text[at] = (uint8_t)c;
-                break;
-            }
-        }
+        size = fuzz_edit_text(text, size, alphabet, sizeof alphabet - 1, seed, &counter);
         (void)LLVMFuzzerTestOneInput(text, size);
     }
     printf("fuzz_golden: %lu inputs, none crashed\n", count);

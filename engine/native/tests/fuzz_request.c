@@ -188,7 +188,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 #ifndef COLIBRI_LIBFUZZER
 
-#include "sampler.h"
+#include "fuzz_text.h"
 
 #define MAX_LINE_BYTES 4096u
 
@@ -213,28 +213,7 @@ static void mutate(unsigned long count, uint64_t seed)
         size_t size = strlen(from);
 
         memcpy(line, from, size);
-        for (uint64_t edits = cb_random(seed, counter++) % 6; edits > 0 && size > 0; edits--) {
-            size_t at = (size_t)(cb_random(seed, counter++) % size);
-            char c = alphabet[cb_random(seed, counter++) % (sizeof alphabet - 1)];
-
-            switch (cb_random(seed, counter++) % 4) {
-            case 0: /* insert */
-                memmove(line + at + 1, line + at, size - at);
-                size++;
-                line[at] = (uint8_t)c;
-                break;
-            case 1: /* delete */
-                memmove(line + at, line + at + 1, size - at - 1);
-                size--;
-                break;
-            case 2: /* cut */
-                size = cb_random(seed, counter++) % 8 == 0 ? at : size;
-                break;
-            default:
-                line[at] = (uint8_t)c;
-                break;
-            }
-        }
+        size = fuzz_edit_text(line, size, alphabet, sizeof alphabet - 1, seed, &counter);
         (void)LLVMFuzzerTestOneInput(line, size);
     }
     printf("fuzz_request: %lu inputs, none crashed\n", count);
