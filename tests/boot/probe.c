@@ -11,6 +11,8 @@
  *
  * AArch64 only: the numbers are those of its system call table.
  */
+#include "freestanding.h"
+
 #define SYS_openat 56
 #define SYS_read 63
 #define SYS_write 64
@@ -39,23 +41,6 @@
 #define BPF_RETURN_CONSTANT 0x06
 #define SECCOMP_RET_ALLOW 0x7fff0000u
 #define SECCOMP_RET_LOG 0x7ffc0000u
-
-static long call(long number, long a, long b, long c, long d, long e, long f)
-{
-    register long x8 __asm__("x8") = number;
-    register long x0 __asm__("x0") = a;
-    register long x1 __asm__("x1") = b;
-    register long x2 __asm__("x2") = c;
-    register long x3 __asm__("x3") = d;
-    register long x4 __asm__("x4") = e;
-    register long x5 __asm__("x5") = f;
-
-    __asm__ volatile("svc 0"
-                     : "+r"(x0)
-                     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5)
-                     : "memory", "cc");
-    return x0;
-}
 
 static unsigned long length(const char *text)
 {

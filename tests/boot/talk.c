@@ -8,6 +8,8 @@
  *
  * Exit code 1 when the server cannot be reached; a server that closes early is not an error. AArch64 only.
  */
+#include "freestanding.h"
+
 #define SYS_read 63
 #define SYS_write 64
 #define SYS_exit_group 94
@@ -22,23 +24,6 @@
 #define PATH_BYTES 108u
 
 static char buffer[16384];
-
-static long call(long number, long a, long b, long c, long d, long e, long f)
-{
-    register long x8 __asm__("x8") = number;
-    register long x0 __asm__("x0") = a;
-    register long x1 __asm__("x1") = b;
-    register long x2 __asm__("x2") = c;
-    register long x3 __asm__("x3") = d;
-    register long x4 __asm__("x4") = e;
-    register long x5 __asm__("x5") = f;
-
-    __asm__ volatile("svc 0"
-                     : "+r"(x0)
-                     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5)
-                     : "memory", "cc");
-    return x0;
-}
 
 static void leave(long code)
 {
