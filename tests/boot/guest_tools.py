@@ -22,6 +22,8 @@ DATA_SERIAL = "colibri-data"
 DATA = "/run/data"
 BLOCK = 4096
 SOURCES = Path(__file__).parent
+SERVICE_SCRIPT = "/etc/init.d/S95colibri"
+SERVICE_SOCKET = "/run/colibri/colibri.sock"
 # Without a C library: a few KiB, and nothing of the toolchain's runtime in the guest.
 FREESTANDING = (
     "-std=c11 -Os -Wall -Wextra -Wconversion -Werror -ffreestanding -fno-stack-protector "
@@ -160,11 +162,17 @@ def mount_data(shell: Shell, serial: str = DATA_SERIAL, folder: str = DATA) -> N
     shell.run(f"mkdir -p {folder} && mount -t ext4 /dev/{find_disk(shell, serial)} {folder}", check=True)
 
 
+def await_service(shell: Shell) -> None:
+    """Until the image's own service has its socket, 90 seconds at most: it starts behind the login."""
+    found = f"[ -S {SERVICE_SOCKET} ]"
+    shell.run(f"i=0; until {found} || [ $i -ge 900 ]; do i=$((i + 1)); sleep 0.1; done", timeout=300.0)
+
+
 def stop_service(shell: Shell) -> None:
-    """Stop the image's own service, which holds a model, where its init script has one (it starts behind the login)."""
-    script, socket = "/etc/init.d/S95colibri", "/run/colibri/colibri.sock"
-    started = f"i=0; until [ -S {socket} ] || [ $i -ge 900 ]; do i=$((i + 1)); sleep 0.1; done"
-    shell.run(f"[ ! -x {script} ] || {{ {started}; {script} stop; }}", check=True, timeout=300.0)
+    """Stop the image's own service, which holds a model, where its init script has one."""
+    if shell.run(f"[ -x {SERVICE_SCRIPT} ]").exit_code == 0:
+        await_service(shell)
+        shell.run(f"{SERVICE_SCRIPT} stop", check=True)
 
 
 def mount_tools(shell: Shell) -> None:

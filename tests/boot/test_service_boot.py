@@ -8,16 +8,15 @@ import shlex
 from dataclasses import dataclass
 
 import pytest
+from guest_tools import SERVICE_SCRIPT, SERVICE_SOCKET, await_service
 from harness import Shell
 from test_inference_boot import GENERATION_SECONDS, OK, UNVERIFIED, Case, Model, models
 
 __all__ = ["models"]  # fixture
 
-SOCKET = "/run/colibri/colibri.sock"
 HEALTH = "/run/colibri/health.json"
 CONFIGURATION = "/etc/colibri/colibri.conf"
 USER = "colibri"
-SCRIPT = "/etc/init.d/S95colibri"
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,9 @@ class Service:
 
 def wait_for_service(shell: Shell) -> None:
     """The gate verifies the model and runs its golden cases first."""
-    shell.run(f"i=0; until [ -S {SOCKET} ] || [ $i -ge 900 ]; do i=$((i + 1)); sleep 0.1; done", timeout=300.0)
-    started = shell.run("cat /run/log/services 2>&1").output
-    assert shell.run(f"test -S {SOCKET}").exit_code == 0, f"no {SOCKET}; the init scripts said: {started}"
+    await_service(shell)
+    said = shell.run("cat /run/log/services 2>&1").output
+    assert shell.run(f"test -S {SERVICE_SOCKET}").exit_code == 0, f"no {SERVICE_SOCKET}; the init scripts said: {said}"
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def service(shell: Shell, models: list[Model]) -> Service:
 def ask(shell: Shell, service: Service) -> None:
     """Exactly the golden answer."""
     case = service.case
-    command = f"colibrictl ask {SOCKET} -p {shlex.quote(case.prompt)} --tokens {case.n} --json"
+    command = f"colibrictl ask {SERVICE_SOCKET} -p {shlex.quote(case.prompt)} --tokens {case.n} --json"
     captured = shell.capture(command, timeout=GENERATION_SECONDS)
     assert captured.exit_code == OK, captured.stderr
     lines = [json.loads(line) for line in captured.stdout.decode().splitlines()]
@@ -78,7 +77,7 @@ def test_it_runs_under_its_own_user_in_its_sandbox(shell: Shell, service: Servic
         assert lines == [value] * threads, name
     uid = shell.output(f"id -u {USER}")
     assert shell.output(f"sed -n 's/^Uid:[[:space:]]*//p' /proc/{service.pid}/status").split() == [uid] * 4
-    mode, group = shell.output(f"stat -c '%a %G' {SOCKET}").split()
+    mode, group = shell.output(f"stat -c '%a %G' {SERVICE_SOCKET}").split()
     assert (mode, group) == ("660", USER)
 
 
@@ -87,7 +86,7 @@ def test_it_answers_with_the_golden_bits(shell: Shell, service: Service) -> None
 
 
 def test_others_may_not_ask(shell: Shell, service: Service) -> None:
-    refused = shell.capture(f"su nobody -s /bin/sh -c 'colibrictl ask {SOCKET} -p x'")
+    refused = shell.capture(f"su nobody -s /bin/sh -c 'colibrictl ask {SERVICE_SOCKET} -p x'")
     if shell.run("id nobody").exit_code != 0:
         pytest.skip("the image has no user nobody")
     assert refused.exit_code != OK
@@ -118,12 +117,12 @@ def test_wrong_golden_results_do_not_pass_the_gate(shell: Shell, service: Servic
 
 
 def test_it_stops_and_starts_again(shell: Shell, service: Service) -> None:
-    if shell.run(f"test -x {SCRIPT}").exit_code != 0:
-        pytest.skip(f"the image has no {SCRIPT}")
-    stopped = shell.run(f"{SCRIPT} stop", check=True)
+    if shell.run(f"test -x {SERVICE_SCRIPT}").exit_code != 0:
+        pytest.skip(f"the image has no {SERVICE_SCRIPT}")
+    stopped = shell.run(f"{SERVICE_SCRIPT} stop", check=True)
     assert "OK" in stopped.output
     assert shell.run(f"test -e /proc/{service.pid}").exit_code == 1
-    assert shell.run(f"test -e {SOCKET}").exit_code == 1
-    shell.run(f"{SCRIPT} start", check=True, timeout=GENERATION_SECONDS)
+    assert shell.run(f"test -e {SERVICE_SOCKET}").exit_code == 1
+    shell.run(f"{SERVICE_SCRIPT} start", check=True, timeout=GENERATION_SECONDS)
     wait_for_service(shell)
     ask(shell, service)
