@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: MIT
+SUMMARY = "Colibri: engine, service, models"
+DESCRIPTION = "What a device runs; -production insists on the forced security macros, -dev adds the C suite."
+
+require recipes-colibri/colibri/colibri-models.inc
+
+# The names of models, and of libraries that are renamed, are the machine's.
+PACKAGE_ARCH = "${MACHINE_ARCH}"
+
+inherit packagegroup
+
+PACKAGES = "${PN} ${PN}-production ${PN}-dev-tools"
+
+RDEPENDS:${PN} = "\
+    colibri-service \
+    colibri-tools \
+    libcolibri \
+    ${COLIBRI_MODELS} \
+"
+RDEPENDS:${PN}-production = "${PN} colibri-forced-security"
+RDEPENDS:${PN}-dev-tools = "\
+    ${PN} \
+    ${@bb.utils.contains('DISTRO_FEATURES', 'ptest', 'colibri-ptest ptest-runner', '', d)} \
+"
