@@ -104,7 +104,7 @@ planted: setup ## plant one bug at a time in a copy of the engine: the bit compa
 planted-boot: setup setup-demo models ## plant one fault at a time in an image: the boot suite must find each
 	@$(VENV)/python tests/boot/planted_faults.py
 
-.PHONY: bench bench-kernels bench-memory bench-open bench-peer bench-plan bench-cache bench-telemetry bench-verify bench-look-ahead
+.PHONY: bench bench-arm bench-kernels bench-memory bench-open bench-peer bench-plan bench-cache bench-telemetry bench-verify bench-look-ahead
 bench: setup-demo engine $(if $(PEER),bench-peer) ## decode and prefill of three sizes, beside llama.cpp with PEER=1
 	@PYTHONPATH=engine $(VENV)/python tests/bench/speed.py
 bench-memory: setup-demo engine $(if $(PEER),bench-peer) ## models larger than memory, start-up, tail of token times (root)
@@ -120,6 +120,10 @@ bench-cache: setup-demo engine models ## hit rates of replacement policies on ro
 	@COLIBRI_LIBRARY=build/host/libcolibri.so PYTHONPATH=engine $(VENV)/python tests/bench/cache_policy.py
 bench-telemetry: setup-demo engine models ## share of the instructions that counting experts takes (valgrind)
 	@$(VENV)/python tests/bench/telemetry_cost.py
+bench-arm: setup setup-demo ## instructions per decoded token on AArch64, counted under user-mode emulation
+	@$(VENV)/python $(SUPPORT)/build_engine.py --name=aarch64-bench --cross-compile=aarch64-linux-gnu- \
+		--ldflags=-static --option=-Dtests=false
+	@PYTHONPATH=engine $(VENV)/python tests/bench/arm.py
 bench-kernels: engine ## kernel speeds of this machine
 	@build/host/checkkernels --bench
 bench-open: setup-demo engine ## time to open a sparse model of 8 GiB, speed of SHA-256
