@@ -20,7 +20,9 @@ TOOLS_SERIAL = "colibri-tools"
 TOOLS = "/run/tools"
 DATA_SERIAL = "colibri-data"
 DATA = "/run/data"
-BLOCK = 4096
+DATA_BLOCKS = 2048
+EROFS_BLOCK = 4096
+TOOLS_BYTES = 128 << 20  # a sparse file
 SOURCES = Path(__file__).parent
 SERVICE_SCRIPT = "/etc/init.d/S95colibri"
 SERVICE_SOCKET = "/run/colibri/colibri.sock"
@@ -78,9 +80,12 @@ def versions() -> list[Version]:
     return found
 
 
-def make_tools_disk(folder: Path, models: Sequence[Version] = (), programs: Sequence[Path] = ()) -> Path:
-    """A read-only disk with dm, session_driver, and more programs and models as wanted."""
-    content, disk = folder / "tools", folder / "tools.erofs"
+def make_tools_disk(folder: Path, block: int, models: Sequence[Version] = (), programs: Sequence[Path] = ()) -> Path:
+    """A read-only disk with dm, session_driver, and more programs and models as wanted.
+
+    block: bytes, the page size of the kernel.
+    """
+    content, disk = folder / "tools", folder / "tools.disk"
     content.mkdir()
     compile_freestanding(SOURCES / "dm.c", content / "dm")
     for program in (session_driver(), *programs):
@@ -90,10 +95,14 @@ def make_tools_disk(folder: Path, models: Sequence[Version] = (), programs: Sequ
     for version in models:
         for path in (version.path, version.path.with_suffix(".golden.json")):
             shutil.copyfile(path, content / path.name)
-    mkfs = host_program("mkfs.erofs", "erofs-utils")
-    # Whole blocks: what lies here can be read with O_DIRECT, like a model of the image.
-    options = ["--quiet", "--all-root", "-Enoinline_data"]
-    subprocess.run([mkfs, *options, str(disk), str(content)], check=True, capture_output=True)
+    if block == EROFS_BLOCK:
+        # Whole blocks: what lies here can be read with O_DIRECT, like a model of the image.
+        mkfs = [host_program("mkfs.erofs", "erofs-utils"), "--quiet", "--all-root", "-Enoinline_data"]
+        command = [*mkfs, str(disk), str(content)]
+    else:  # erofs of Linux 6.1 has blocks of one page, and the build machine's tool makes no larger ones
+        mkfs = [host_program("mke2fs", "e2fsprogs"), "-q", "-F", "-t", "ext4", "-b", str(block), "-m", "0"]
+        command = [*mkfs, "-O", "^has_journal", "-d", str(content), str(disk), str(TOOLS_BYTES // block)]
+    subprocess.run(command, check=True, capture_output=True)
     return disk
 
 
@@ -106,14 +115,17 @@ def host_program(name: str, package: str) -> str:
     return found
 
 
-def make_data_disk(path: Path, size: int, *options: str) -> Path:
-    """An empty ext4 file system of `size` bytes that can seal files. options: more of mkfs.ext4's."""
+def make_data_disk(path: Path, block: int, *options: str) -> Path:
+    """An empty ext4 file system that can seal files. options: more of mkfs.ext4's.
+
+    block: bytes, the page size of the kernel: before Linux 6.3 it mounts no other file system with fs-verity.
+    """
     mkfs = host_program("mkfs.ext4", "e2fsprogs")
     with path.open("wb") as file:
-        file.truncate(size)
+        file.truncate(DATA_BLOCKS * block)
     # Whole tables now: nothing writes in the background while a test counts writes or blocks.
     lazy = "lazy_itable_init=0,lazy_journal_init=0"
-    common = ["-q", "-F", "-O", "verity", "-b", str(BLOCK), "-m", "0", "-E", lazy]
+    common = ["-q", "-F", "-O", "verity", "-b", str(block), "-m", "0", "-E", lazy]
     subprocess.run([mkfs, *common, *options, str(path)], check=True, capture_output=True)
     return path
 
@@ -178,7 +190,7 @@ def stop_service(shell: Shell) -> None:
 def mount_tools(shell: Shell) -> None:
     """Make the programs of the tools disk available in TOOLS."""
     disk = find_disk(shell, TOOLS_SERIAL)
-    shell.run(f"mkdir -p {TOOLS} && mount -t erofs -o ro /dev/{disk} {TOOLS}", check=True)
+    shell.run(f"mkdir -p {TOOLS} && mount -o ro /dev/{disk} {TOOLS}", check=True)
 
 
 class GuestSession:

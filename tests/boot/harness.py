@@ -150,6 +150,18 @@ class Image:
         models = _first_file(folder, [f"models.{kind}" for kind in _DISK_TYPES])
         return cls(folder, kernel, initramfs, None if initramfs else root_disk, models)
 
+    @property
+    def page_bytes(self) -> int:
+        """Page size of the kernel, from kernel.config; 4096 when the folder has no such file."""
+        config = self.folder / "kernel.config"
+        return page_bytes(config.read_text(encoding="utf-8")) if config.is_file() else 4096
+
+
+def page_bytes(kernel_config: str) -> int:
+    """Page size that an arm64 configuration chooses."""
+    found = re.search(r"^CONFIG_ARM64_(16|64)K_PAGES=y$", kernel_config, re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else 4096
+
 
 def _first_file(folder: Path, names: Sequence[str]) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)

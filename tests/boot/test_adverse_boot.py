@@ -26,7 +26,6 @@ from test_inference_boot import OK, RUN_TIME, Model, models, run_case, small_mod
 
 __all__ = ["models", "small_model"]  # fixtures
 
-DISK_BYTES = 8 << 20
 FIRST_SECOND = "1970-01-01T00:00:00"  # of a board whose clock has lost its battery
 
 
@@ -50,7 +49,8 @@ def test_without_a_clock_everything_works(
     boot_run: BootRun, tmp_path_factory: pytest.TempPathFactory, small_model: Model
 ) -> None:
     folder = tmp_path_factory.mktemp("clock")
-    disk, tools = make_data_disk(folder / "data.ext4", DISK_BYTES), make_tools_disk(folder, versions())
+    disk = make_data_disk(folder / "data.ext4", boot_run.image.page_bytes)
+    tools = make_tools_disk(folder, boot_run.image.page_bytes, versions())
     extra = (*disk_arguments(disk, DATA_SERIAL, writable=True), *disk_arguments(tools, TOOLS_SERIAL))
     machine = boot_run.machine(with_arguments(boot_run.options, "-rtc", f"base={FIRST_SECOND}", *extra))
     shell = machine.start()

@@ -65,7 +65,7 @@ def machine(boot_run: BootRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A machine of its own with the tools disk."""
     if boot_run.image.models_disk is None:
         pytest.skip("the image has no models disk")
-    disk = make_tools_disk(tmp_path_factory.mktemp("faults"))
+    disk = make_tools_disk(tmp_path_factory.mktemp("faults"), boot_run.image.page_bytes)
     running = boot_run.machine(MachineOptions(cores=2, qemu_args=disk_arguments(disk, "colibri-tools")))
     shell = running.start()
     mount_tools(shell)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from boot_run import BootRun
 from guest_tools import (
-    BLOCK,
     DATA,
     DATA_SERIAL,
     TOOLS,
@@ -32,20 +31,19 @@ from harness import Captured, Machine, Shell
 SOURCE = f"{TOOLS}/tiny.colibri"
 OTHER = f"{TOOLS}/tiny-mixed.colibri"
 TARGET = f"{DATA}/model.colibri"
-DISK_BYTES = 8 << 20
 
 
-def verity_digest(data: bytes) -> str:
-    """What `fsverity digest` says: SHA-256, blocks of 4096 bytes, no salt (the kernel's documentation)."""
+def verity_digest(data: bytes, block: int) -> str:
+    """What `fsverity digest` says: SHA-256, blocks of a page, no salt (the kernel's documentation)."""
 
     def blocks(level: bytes) -> list[bytes]:
-        return [level[at : at + BLOCK].ljust(BLOCK, b"\0") for at in range(0, len(level), BLOCK)]
+        return [level[at : at + block].ljust(block, b"\0") for at in range(0, len(level), block)]
 
     level = data
-    while len(level) > BLOCK:
+    while len(level) > block:
         level = b"".join(hashlib.sha256(block).digest() for block in blocks(level))
     root = hashlib.sha256(blocks(level)[0]).digest()
-    descriptor = struct.pack("<BBBBIQ64s32s144s", 1, 1, 12, 0, 0, len(data), root, b"", b"")
+    descriptor = struct.pack("<BBBBIQ64s32s144s", 1, 1, block.bit_length() - 1, 0, 0, len(data), root, b"", b"")
     return "sha256:" + hashlib.sha256(descriptor).hexdigest()
 
 
@@ -53,7 +51,8 @@ def verity_digest(data: bytes) -> str:
 def guest(boot_run: BootRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """A guest with an empty writable disk."""
     folder = tmp_path_factory.mktemp("data")
-    disk, tools = make_data_disk(folder / "data.ext4", DISK_BYTES), make_tools_disk(folder, versions())
+    disk = make_data_disk(folder / "data.ext4", boot_run.image.page_bytes)
+    tools = make_tools_disk(folder, boot_run.image.page_bytes, versions())
     extra = (*disk_arguments(disk, DATA_SERIAL, writable=True), *disk_arguments(tools, TOOLS_SERIAL))
     options = replace(boot_run.options, qemu_args=(*boot_run.options.qemu_args, *extra))
     machine: Machine = boot_run.machine(options)
@@ -80,8 +79,8 @@ def install(shell: Shell, options: str = "") -> dict[str, Any]:
     return value
 
 
-def test_an_installed_model_is_sealed_by_the_kernel(shell: Shell) -> None:
-    digest = verity_digest(versions()[0].path.read_bytes())
+def test_an_installed_model_is_sealed_by_the_kernel(boot_run: BootRun, shell: Shell) -> None:
+    digest = verity_digest(versions()[0].path.read_bytes(), boot_run.image.page_bytes)
     said = install(shell, "--fs-verity require")
     assert (said["fs_verity"], said["fs_verity_digest"]) == ("on", digest)
     verified = json.loads(shell.output(f"colibrictl verify {TARGET} --json"))
@@ -127,11 +126,11 @@ def free_blocks(shell: Shell) -> int:
     return int(shell.output(f"sync; stat -f -c %a {DATA}"))
 
 
-def fill_up(shell: Shell, free: int) -> None:
+def fill_up(shell: Shell, free: int, block: int) -> None:
     """Leave about so many blocks free."""
     shell.run(f"rm -f {DATA}/filler", check=True)
     count = free_blocks(shell) - free
-    shell.run(f"dd if=/dev/zero of={DATA}/filler bs={BLOCK} count={count} 2>/dev/null", check=True)
+    shell.run(f"dd if=/dev/zero of={DATA}/filler bs={block} count={count} 2>/dev/null", check=True)
 
 
 def assert_refused_as_full(shell: Shell, refused: Captured) -> None:
@@ -143,13 +142,14 @@ def assert_refused_as_full(shell: Shell, refused: Captured) -> None:
     assert shell.run(f"cmp {SOURCE} {TARGET}").exit_code == 0
 
 
-def test_a_disk_that_fills_up_at_any_block_leaves_the_old_model(shell: Shell) -> None:
+def test_a_disk_that_fills_up_at_any_block_leaves_the_old_model(boot_run: BootRun, shell: Shell) -> None:
+    block = boot_run.image.page_bytes
     size = int(shell.output(f"cat {OTHER} {OTHER.removesuffix('.colibri')}.golden.json | wc -c"))
     install(shell)
     outcomes = []
     # Around what the check before the copy asks for: some get through it and fail later.
-    for free in range(size // BLOCK + 1, size // BLOCK + 9):
-        fill_up(shell, free)
+    for free in range(size // block + 1, size // block + 9):
+        fill_up(shell, free, block)
         captured = shell.capture(f"colibrictl install {OTHER} {TARGET}")
         outcomes.append(captured.exit_code)
         if captured.exit_code == 0:

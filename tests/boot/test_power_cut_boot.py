@@ -41,7 +41,6 @@ from guest_tools import (
 )
 from harness import ConsoleTimeout, Machine, Shell
 
-DISK_BYTES = 8 << 20
 LOG_BYTES = 1 << 30  # sparse
 TARGET = f"{DATA}/model.colibri"
 SHORT_ROUNDS, LONG_ROUNDS = 3, 50
@@ -93,7 +92,8 @@ def rig(boot_run: BootRun, tmp_path_factory: pytest.TempPathFactory) -> Rig:
     """The tools disk with the models that are installed in turn."""
     found = versions()
     scripts = [SOURCES / "check_disk.sh", SOURCES / "install_forever.sh"]
-    return Rig(boot_run, make_tools_disk(tmp_path_factory.mktemp("tools"), found, scripts), found)
+    folder = tmp_path_factory.mktemp("tools")
+    return Rig(boot_run, make_tools_disk(folder, boot_run.image.page_bytes, found, scripts), found)
 
 
 def check(shell: Shell, serial: str, disk: str, install: Version) -> Found:
@@ -139,7 +139,7 @@ def test_a_power_cut_at_any_moment_leaves_the_old_or_the_new_model(
     run = rig.run
     rounds = request.config.getoption("--boot-rounds") or (LONG_ROUNDS if run.long else SHORT_ROUNDS)
     source = run.random("power cuts")
-    disk = make_data_disk(tmp_path / "data.ext4", DISK_BYTES)
+    disk = make_data_disk(tmp_path / "data.ext4", rig.run.image.page_bytes)
     arguments = disk_arguments(disk, DATA_SERIAL, writable=True)
     leftovers = recoveries = installed = 0
     seconds = 0.0  # of one look at the disk with one install
@@ -210,7 +210,7 @@ class Logged:
 def logged(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Logged:
     """Installs on an empty disk, every write of which is logged."""
     folder = tmp_path_factory.mktemp("logged")
-    disk, log = make_data_disk(folder / "data.ext4", DISK_BYTES), folder / "writes.log"
+    disk, log = make_data_disk(folder / "data.ext4", rig.run.image.page_bytes), folder / "writes.log"
     initial = disk.read_bytes()
     writelog.create(log, LOG_BYTES)
     machine, shell = rig.boot(logged_disk_arguments(disk, log, DATA_SERIAL))

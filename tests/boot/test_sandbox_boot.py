@@ -46,7 +46,7 @@ def built_program(libc: str, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tools(boot_run: BootRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A disk with the probes, both builds of colibrictl and the client without manners."""
     folder = tmp_path_factory.mktemp("boxed")
     programs = [SOURCES / "soak.sh"]
@@ -56,7 +56,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
             copy.write_bytes(built_program(libc, name).read_bytes())
             programs.append(copy)
     compile_freestanding(SOURCES / "talk.c", folder / "talk")
-    return make_tools_disk(folder, programs=[*programs, folder / "talk"])
+    return make_tools_disk(folder, boot_run.image.page_bytes, programs=[*programs, folder / "talk"])
 
 
 @pytest.fixture(scope="module")

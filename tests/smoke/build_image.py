@@ -32,7 +32,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "boot"))
+
 from busybox import fetch_busybox
+from harness import page_bytes
 from initramfs import smoke_entries, write_newc
 from kernel import FRAGMENT_FOLDER, Kernel, build_kernels
 from support import (
@@ -115,8 +118,11 @@ def golden_file(model: Path) -> Path | None:
     return None
 
 
-def build_models_disk(output: Path, files: list[Path]) -> None:
-    """Make the read-only disk: no compression, fixed identity, owners and times. Its ending is its type."""
+def build_models_disk(output: Path, files: list[Path], block: int = 4096) -> None:
+    """Make the read-only disk: no compression, fixed identity, owners and times. Its ending is its type.
+
+    block: of ext4, bytes: the page size of the kernel, which before Linux 6.3 fs-verity insists on.
+    """
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".models-") as name:
         folder = Path(name) / "models"
         folder.mkdir(mode=0o755)
@@ -128,7 +134,7 @@ def build_models_disk(output: Path, files: list[Path]) -> None:
         # With SOURCE_DATE_EPOCH set, mkfs.erofs keeps older times in spite of -T0.
         environment = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
         result = subprocess.run(
-            make(image, folder), check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            make(image, folder, block), check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env=environment,
         )  # fmt: skip
         if result.returncode != 0:
@@ -144,7 +150,7 @@ def _program(name: str, package: str) -> str:
     return shutil.which(name, path=search) or name
 
 
-def _erofs_command(image: Path, folder: Path) -> list[str]:
+def _erofs_command(image: Path, folder: Path, _block: int) -> list[str]:
     return [
         _program("mkfs.erofs", "erofs-utils"),
         "--quiet",
@@ -158,10 +164,11 @@ def _erofs_command(image: Path, folder: Path) -> list[str]:
     ]
 
 
-def _ext4_command(image: Path, folder: Path) -> list[str]:
+def _ext4_command(image: Path, folder: Path, block: int) -> list[str]:
     size = sum(file.stat().st_size for file in folder.iterdir())
-    options = ["-q", "-t", "ext4", "-b", "4096", "-O", "verity,^has_journal", "-m", "0", "-U", MODELS_UUID]
-    kib = size * 11 // 10 // 1024 + 4096  # tables and bitmaps
+    # -F: mke2fs asks before it makes blocks larger than a page of this machine.
+    options = ["-q", "-F", "-t", "ext4", "-b", str(block), "-O", "verity,^has_journal", "-m", "0", "-U", MODELS_UUID]
+    kib = size * 11 // 10 // 1024 + block  # 1,024 blocks: tables and bitmaps
     return [_program("mke2fs", "e2fsprogs"), *options, "-E", f"hash_seed={MODELS_UUID},root_owner=0:0",
             "-d", str(folder), str(image), f"{kib}k"]  # fmt: skip
 
@@ -261,7 +268,7 @@ def build(
     )
     if not unchanged:
         print(f"models: writing {disk.name} with {len(files)} files", flush=True)
-        build_models_disk(disk, files)
+        build_models_disk(disk, files, page_bytes(kernel.config.read_text(encoding="utf-8")))
 
     names = ["Image", *(f"Image.{name}" for name in kernels), "board.toml", "kernel.config", disk.name, "rootfs.cpio"]
     manifest: dict[str, Any] = {
