@@ -321,6 +321,18 @@ def test_a_model_that_is_not_healthy_is_not_served(board: Board, tmp_path: Path)
     assert not board.alive()
 
 
+def test_a_server_that_ends_before_it_answers_has_not_started(board: Board) -> None:
+    board.configure(COLIBRI_SERVE_OPTIONS="--clients 64")  # buffers beyond the plan; the gate does not know of it
+    code, text = board.do("start")
+    assert code == 1
+    assert text.endswith("FAIL (1, see the system log)\n")
+    assert not board.alive()
+    assert not board.socket.exists()
+    board.configure()
+    assert board.do("start") == (0, STARTED)
+    assert board.do("stop")[0] == 0
+
+
 def test_the_plan_bounds_the_control_group(board: Board) -> None:
     board.configure(COLIBRI_MEMORY_MAX="12582912")
     assert "COLIBRI_MEMORY_MAX is not enforced" in board.do("start")[1]

@@ -384,7 +384,7 @@ def test_a_second_install_waits_for_nobody(models: Models, target: Path) -> None
     folder = os.open(target.parent, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     try:
-        models.run("install", models.new, target).fails(Code.BUSY, "another install works in this folder")
+        models.run("install", models.new, target).fails(Code.BUSY, "another colibrictl writes into this folder")
     finally:
         os.close(folder)
     assert models.run("install", models.new, target).exit_code == 0
@@ -396,7 +396,7 @@ def test_leftovers_are_removed_and_nothing_else_is(models: Models, target: Path)
         (target.parent / name).write_text("left over")
     outcome = models.run("install", models.new, target)
     assert outcome.exit_code == 0
-    assert outcome.err.count("left by an interrupted install") == 2
+    assert outcome.err.count("left by an interrupted run") == 2
     assert names(target) == sorted([NAME, GOLDEN, *others])
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from colibri._spec import ERROR_EXIT, Code
 from serving import Answer, Client, HungUp, Server, is_sanitized, request
-from test_colibrictl import Outcome, assert_fails, colibri, program, run
+from test_colibrictl import Outcome, assert_fails, colibri, environment, program, run
 from test_serve import writable_memory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -193,6 +193,38 @@ def test_more_clients_than_allowed_are_told_and_a_place_is_free_again(tiny: Path
         with server.client() as fourth:
             assert "done" in fourth.ask(request("4", "a", tokens=1))[-1]
         second.close()
+
+
+def test_an_idle_client_makes_room_for_another(tiny: Path, tmp_path: Path) -> None:
+    """The one who asked nothing for longest, and not before the limit."""
+    with Server(tiny, tmp_path, "--clients", "2", "--idle-seconds", "2") as server, server.client() as first:
+        assert "done" in first.ask(request("1", "a", tokens=1))[-1]
+        with server.client() as second:
+            second.send(b'{"id":"half')  # no request yet
+            with server.client() as early:
+                assert error(early.answer()) == "busy"
+            time.sleep(1)
+            assert "done" in first.ask(request("2", "a", tokens=1))[-1]
+            time.sleep(1.5)  # the second one is idle for 2.5 s, the first for 1.5
+            with server.client() as third:
+                assert "done" in third.ask(request("3", "a", tokens=1))[-1]
+                with pytest.raises(HungUp):
+                    second.line()
+                assert "done" in first.ask(request("4", "a", tokens=1))[-1]
+
+
+def test_a_client_that_waits_for_its_answer_is_not_idle(tiny: Path, tmp_path: Path) -> None:
+    options = ("--clients", "2", "--idle-seconds", "1", "--write-seconds", "60")
+    with Server(tiny, tmp_path, *options) as server, server.client() as deaf, server.client() as waiting:
+        deaf.send(FULL * 6)  # the server waits for its reader
+        time.sleep(0.2)
+        waiting.send(request("w", "a", tokens=1))
+        time.sleep(1.5)
+        with server.client() as third:
+            assert error(third.answer()) == "busy"
+        for _ in range(6):
+            assert "done" in deaf.answer()[-1]
+        assert "done" in waiting.answer()[-1]
 
 
 # ---- clients that leave or do not read -----------------------------------------------------------------
@@ -589,6 +621,83 @@ def test_the_socket_of_a_live_server_is_left_alone(tiny: Path, server: Server) -
         assert "done" in client.ask(request("a", "a", tokens=1))[-1]
 
 
+def bare(model: Path, path: Path) -> list[str]:
+    """The command of a server that nobody manages."""
+    sandbox = ["--sandbox", "off"] if is_sanitized() else []
+    return [str(program()), "serve", str(model), "--socket", str(path), "--lock", "off", "--threads", "1", *sandbox]
+
+
+def held_before_its_model(tiny: Path, folder: Path) -> subprocess.Popen[bytes]:
+    """A server that has made its socket, stopped by SIGSTOP before or while it opens the model."""
+    command = bare(tiny, folder / "s")
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    while not (folder / "s.new").exists():
+        assert process.poll() is None
+        if (folder / "s").exists():
+            return process
+    process.send_signal(signal.SIGSTOP)
+    return process
+
+
+def test_the_socket_has_its_name_when_requests_are_answered(tiny: Path, tmp_path: Path) -> None:
+    caught = 0
+    for _ in range(20):
+        process = held_before_its_model(tiny, tmp_path)
+        try:
+            if not (tmp_path / "s").exists():
+                caught += 1
+                # Another one that starts now must not take the name away.
+                assert_fails(run("serve", tiny, "--socket", tmp_path / "s"), Code.BUSY, "another server")
+                assert (tmp_path / "s.new").is_socket()
+                process.send_signal(signal.SIGCONT)
+                eventually((tmp_path / "s").exists)
+            process.send_signal(signal.SIGCONT)
+            with Client(tmp_path / "s") as client:
+                assert "done" in client.ask(request("a", "a", tokens=1))[-1]
+            assert not (tmp_path / "s.new").exists()
+        finally:
+            process.kill()
+            process.wait()
+            (tmp_path / "s").unlink()
+    assert caught > 0
+
+
+def test_servers_that_start_at_once_leave_one_that_answers(tiny: Path, tmp_path: Path) -> None:
+    for _ in range(5):
+        command = bare(tiny, tmp_path / "s")
+        many = [subprocess.Popen(command, stderr=subprocess.PIPE, env=environment()) for _ in range(6)]
+        try:
+            eventually(lambda many=many: sum(process.poll() is None for process in many) == 1)
+            (left,) = (process for process in many if process.poll() is None)
+            eventually(lambda: (tmp_path / "s").exists())
+            with Client(tmp_path / "s") as client:
+                assert "done" in client.ask(request("a", "a", tokens=1))[-1]
+            for process in many:
+                if process is not left:
+                    assert process.returncode == ERROR_EXIT[Code.BUSY]
+                    assert process.stderr is not None
+                    assert b"another server" in process.stderr.read()
+        finally:
+            for process in many:
+                process.kill()
+                with process:  # closes the pipe, too
+                    process.wait()
+        assert (tmp_path / "s").is_socket()  # of a dead server: the next round replaces it
+
+
+def test_a_server_that_cannot_serve_shows_no_socket(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken").write_bytes(tiny.read_bytes()[:-1])
+    outcome = run("serve", tmp_path / "broken", "--socket", tmp_path / "s", "--pid-file", tmp_path / "pid")
+    assert outcome.exit_code != 0
+    assert {path.name for path in tmp_path.iterdir()} == {"broken", "s.lock"}
+
+
+def test_a_pid_file_that_cannot_be_written_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "pid").mkdir()
+    assert_fails(run("serve", tiny, "--socket", tmp_path / "s", "--pid-file", tmp_path / "pid"), Code.IO, "pid file")
+    assert {path.name for path in tmp_path.iterdir()} == {"pid", "s.lock"}
+
+
 def test_what_is_no_socket_is_left_alone(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
     (tmp_path / "link").symlink_to(tmp_path / "file")
@@ -596,7 +705,7 @@ def test_what_is_no_socket_is_left_alone(tiny: Path, tmp_path: Path) -> None:
         assert_fails(run("serve", tiny, "--socket", tmp_path / name), Code.ARGUMENT, name, "no socket")
     assert (tmp_path / "file").read_text() == "precious"
     for path in (tmp_path / ("x" * 120), Path("")):
-        assert_fails(run("serve", tiny, "--socket", str(path) if path.name else ""), Code.ARGUMENT, "1..107 bytes")
+        assert_fails(run("serve", tiny, "--socket", str(path) if path.name else ""), Code.ARGUMENT, "1..103 bytes")
     assert_fails(run("serve", tiny, "--socket", tmp_path / "none" / "s"), Code.OPEN, "folder")
     for mode in ("8", "77777", "0o660", ""):
         outcome = run("serve", tiny, "--socket", tmp_path / "s", "--socket-mode", mode)

@@ -81,14 +81,26 @@ static void turn_away(const struct ctl_clients *c, int fd)
     (void)close(fd);
 }
 
-static struct ctl_client *free_place(struct ctl_clients *c)
+/* A place for one more: a free one, else that of the client who has been without a request for longest,
+ * and for long enough. */
+static struct ctl_client *find_place(struct ctl_clients *c)
 {
+    struct ctl_client *idle = NULL;
+
     for (uint32_t i = 0; i < c->count; i++) {
-        if (c->clients[i].fd < 0 && &c->clients[i] != c->running) {
-            return &c->clients[i];
+        struct ctl_client *client = &c->clients[i];
+
+        if (client == c->running || client->ticket != 0) {
+            continue;
+        }
+        if (client->fd < 0) {
+            return client;
+        }
+        if (idle == NULL || client->idle_since < idle->idle_since) {
+            idle = client;
         }
     }
-    return NULL;
+    return idle != NULL && ctl_seconds() - idle->idle_since >= (double)c->idle_seconds ? idle : NULL;
 }
 
 /* Nobody is turned away while a place is about to be free: that of a client who left, whose request has
@@ -96,7 +108,7 @@ static struct ctl_client *free_place(struct ctl_clients *c)
 static void accept_clients(struct ctl_clients *c)
 {
     for (int i = 0; i < ACCEPTS_AT_ONCE; i++) {
-        struct ctl_client *place = free_place(c);
+        struct ctl_client *place = find_place(c);
         int fd;
 
         if (place == NULL && (i > 0 || (c->running != NULL && c->running->fd < 0))) {
@@ -111,9 +123,13 @@ static void accept_clients(struct ctl_clients *c)
         }
         if (place == NULL) {
             turn_away(c, fd);
-        } else {
-            place->fd = fd;
+            continue;
         }
+        if (place->fd >= 0) {
+            leave(place);
+        }
+        place->fd = fd;
+        place->idle_since = ctl_seconds();
     }
 }
 
@@ -297,6 +313,7 @@ static void answer(struct ctl_clients *c, struct ctl_client *client)
     }
     (void)ctl_server_finish(c->server, &job, &link, &error);
     c->running = NULL;
+    client->idle_since = ctl_seconds();
     settle(c, client);
 }
 

@@ -17,6 +17,7 @@
 struct ctl_client {
     int fd;                 /* -1: the place is free */
     uint64_t ticket;        /* of the line that is ready; 0: there is none. The lowest is next */
+    double idle_since;      /* came, or was answered */
     struct ctl_lines lines;
 };
 
@@ -28,7 +29,7 @@ struct ctl_clients {
     struct ctl_client *clients; /* [count] */
     struct pollfd *polled;      /* [1 + count]: the listener, then one for each place */
     uint32_t count;
-    uint32_t write_seconds, drain_seconds, request_seconds; /* the last: 0 = no limit */
+    uint32_t write_seconds, idle_seconds, drain_seconds, request_seconds; /* the last: 0 = no limit */
     /* what goes on */
     struct ctl_client *running; /* whose request it is; its place is not given away */
     double running_since;

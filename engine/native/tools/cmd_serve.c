@@ -30,7 +30,7 @@
 
 struct serve_values {
     struct ctl_listen_values listen;
-    uint32_t clients, tokens, request_seconds, write_seconds, drain_seconds;
+    uint32_t clients, tokens, request_seconds, write_seconds, idle_seconds, drain_seconds;
 };
 
 #define AT(field) offsetof(struct serve_values, field)
@@ -50,6 +50,8 @@ static const struct ctl_option serve_options[] = {
       "cancel a request that runs longer; 0 = never" },
     { "write-seconds", 0, CTL_U32, AT(write_seconds), 1, 3600, "S", "10",
       "drop a client that does not read for so long" },
+    { "idle-seconds", 0, CTL_U32, AT(idle_seconds), 1, 86400, "S", "60",
+      "one that asked nothing for so long makes room for another" },
     { "drain-seconds", 0, CTL_U32, AT(drain_seconds), 0, 3600, "S", "10",
       "time to finish what waits when a signal asks to stop" },
 };
@@ -203,6 +205,7 @@ static void serve_clients(struct service *s)
     clients->server = &s->server;
     clients->notify = &s->notify;
     clients->write_seconds = s->values.write_seconds;
+    clients->idle_seconds = s->values.idle_seconds;
     clients->drain_seconds = s->values.drain_seconds;
     clients->request_seconds = s->values.request_seconds;
     ctl_signals_drain(s->server.session);
@@ -224,7 +227,7 @@ static void close_service(struct service *s)
     }
 }
 
-/* Opens the model inside the first sandbox, then closes the second one. */
+/* Opens the model inside the first sandbox, shows the socket, then closes the second one. */
 static int close_in(struct service *s, const char *model)
 {
     const char *const reads[] = { model, s->model_values.public_key_file };
@@ -235,6 +238,7 @@ static int close_in(struct service *s, const char *model)
     if (exit_code == 0) {
         exit_code = open_service(s, model);
     }
+    exit_code = exit_code != 0 ? exit_code : ctl_listen_publish(&s->values.listen);
     return exit_code != 0 ? exit_code
                           : ctl_sandbox_enter(NAME, &s->sandbox, COLIBRI_SANDBOX_STEADY, NULL, 0, NULL);
 }

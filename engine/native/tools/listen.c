@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -73,37 +74,70 @@ static int parse_mode(const char *text, mode_t *mode)
     return 0;
 }
 
-/* Somebody has that name. A server that died leaves its socket behind, and only that is removed. */
-static int remove_stale(const char *path, const struct sockaddr_un *address)
-{
-    struct stat found;
-    int fd, failure;
+#define SUFFIX_BYTES 5u /* of the names beside a path, with the longest of them */
 
-    if (lstat(path, &found) != 0) {
-        return errno == ENOENT ? 0
-                               : ctl_fail_message(path, COLIBRI_ERR_OPEN, "%s", strerror(errno));
+/* PATH.suffix, for files that are not there yet and for the lock. */
+static const char *beside(const char *path, const char *suffix, char out[PATH_MAX])
+{
+    int length = snprintf(out, PATH_MAX, "%s.%s", path, suffix);
+
+    return length >= 0 && length < PATH_MAX ? out : NULL;
+}
+
+static int refuse_busy(const char *path)
+{
+    return ctl_fail_message(path, COLIBRI_ERR_BUSY,
+                            "another server answers there, or will: stop it or give another --socket");
+}
+
+/* From here to the end of the process no other server touches that name. The lock file stays: who removes
+ * one may remove that of the next. */
+static int lock(const char *path)
+{
+    char name[PATH_MAX];
+    int fd = open(beside(path, "lock", name), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        return refuse_busy(path);
     }
-    if (!S_ISSOCK(found.st_mode)) {
-        return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT,
-                                "there is something that is no socket: remove it or give another "
-                                "--socket");
-    }
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    failure = connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 ? 0 : errno;
+    return fd >= 0 ? 0
+                   : ctl_fail_message(name, COLIBRI_ERR_OPEN,
+                                      "cannot make it: %s; its folder must exist and belong to this user",
+                                      strerror(errno));
+}
+
+/* A server that died leaves its socket behind, and only that is replaced. */
+static int check_stale(const char *path, const struct sockaddr_un *address)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int failure = connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 ? 0 : errno;
+
     if (fd >= 0) {
         (void)close(fd);
     }
     if (failure == 0 || failure == EAGAIN) {
-        return ctl_fail_message(path, COLIBRI_ERR_BUSY,
-                                "another server answers there: stop it or give another --socket");
+        return refuse_busy(path);
     }
-    if ((failure != ECONNREFUSED && failure != ENOENT) ||
-        (unlink(path) != 0 && errno != ENOENT)) {
-        return ctl_fail_message(path, COLIBRI_ERR_OPEN,
-                                "cannot replace the socket of an earlier server: %s",
-                                strerror(failure == ECONNREFUSED ? errno : failure));
+    return failure == ECONNREFUSED || failure == ENOENT
+               ? 0
+               : ctl_fail_message(path, COLIBRI_ERR_OPEN, "cannot replace the socket of an earlier server: %s",
+                                  strerror(failure));
+}
+
+static int check_name(const char *path, const struct sockaddr_un *address)
+{
+    struct stat found;
+    bool exists = lstat(path, &found) == 0;
+    int exit_code;
+
+    if (exists ? !S_ISSOCK(found.st_mode) : errno != ENOENT) {
+        return exists ? ctl_fail_message(path, COLIBRI_ERR_ARGUMENT,
+                                         "there is something that is no socket: remove it or give another "
+                                         "--socket")
+                      : ctl_fail_message(path, COLIBRI_ERR_OPEN, "%s", strerror(errno));
     }
-    return 0;
+    exit_code = lock(path);
+    return exit_code == 0 && exists ? check_stale(path, address) : exit_code;
 }
 
 static int bind_with_mode(int fd, const struct sockaddr_un *address, mode_t mode)
@@ -117,33 +151,28 @@ static int bind_with_mode(int fd, const struct sockaddr_un *address, mode_t mode
     return result;
 }
 
+/* Under another name until requests are answered: see ctl_listen_publish. */
 static int make(const char *path, mode_t mode, int *made)
 {
     struct sockaddr_un address = { .sun_family = AF_UNIX };
-    size_t length = strlen(path);
-    int fd, exit_code, result;
+    size_t length = strlen(path), limit = sizeof address.sun_path - SUFFIX_BYTES;
+    int fd, exit_code;
 
-    if (length == 0 || length >= sizeof address.sun_path) {
+    if (length == 0 || length > limit) {
         return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT,
                                 "a socket's path has 1..%zu bytes, this one %zu: give another --socket",
-                                sizeof address.sun_path - 1, length);
+                                limit, length);
     }
     memcpy(address.sun_path, path, length);
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    result = fd < 0 ? -1 : bind_with_mode(fd, &address, mode);
-    if (result != 0 && errno == EADDRINUSE) {
-        exit_code = remove_stale(path, &address);
-        if (exit_code != 0) {
-            (void)close(fd);
-            return exit_code;
-        }
-        result = bind_with_mode(fd, &address, mode);
+    exit_code = check_name(path, &address);
+    if (exit_code != 0) {
+        return exit_code;
     }
-    if (result != 0 || listen(fd, BACKLOG) != 0) {
-        exit_code = ctl_fail_message(path, COLIBRI_ERR_OPEN,
-                                     "cannot make the socket: %s; its folder must exist and belong to "
-                                     "this user",
-                                     strerror(errno));
+    memcpy(address.sun_path + length, ".new", sizeof ".new");
+    (void)unlink(address.sun_path); /* of a server that died before it was ready */
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 || bind_with_mode(fd, &address, mode) != 0 || listen(fd, BACKLOG) != 0) {
+        exit_code = ctl_fail_message(path, COLIBRI_ERR_OPEN, "cannot make the socket: %s", strerror(errno));
         if (fd >= 0) {
             (void)close(fd);
         }
@@ -153,27 +182,37 @@ static int make(const char *path, mode_t mode, int *made)
     return 0;
 }
 
+int ctl_listen_publish(const struct ctl_listen_values *values)
+{
+    char name[PATH_MAX];
+
+    if (values->path == NULL || rename(beside(values->path, "new", name), values->path) == 0) {
+        return 0;
+    }
+    return ctl_fail_message(values->path, COLIBRI_ERR_OPEN, "cannot put the socket in place: %s", strerror(errno));
+}
+
 /* ---- the pid file --------------------------------------------------------------------------- */
 
 static int write_pid(const char *path)
 {
-    char beside[PATH_MAX], text[24];
+    char name[PATH_MAX], text[24];
     int length = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-    int fd, named = snprintf(beside, sizeof beside, "%s.new", path);
+    int fd, exit_code;
     bool done;
 
-    if (named < 0 || (size_t)named >= sizeof beside) {
+    if (beside(path, "new", name) == NULL) {
         return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT, "the path is too long");
     }
-    fd = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+    fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
     done = fd >= 0 && write(fd, text, (size_t)length) == length;
-    if (fd >= 0) {
-        done = close(fd) == 0 && done;
+    done = fd >= 0 && close(fd) == 0 && done;
+    if (done && rename(name, path) == 0) {
+        return 0;
     }
-    if (!done || rename(beside, path) != 0) {
-        return ctl_fail_message(path, COLIBRI_ERR_IO, "cannot write the pid file: %s", strerror(errno));
-    }
-    return 0;
+    exit_code = ctl_fail_message(path, COLIBRI_ERR_IO, "cannot write the pid file: %s", strerror(errno));
+    (void)unlink(name);
+    return exit_code;
 }
 
 int ctl_listen_open(const char *command, const struct ctl_listen_values *values, int *fd)
@@ -191,8 +230,8 @@ int ctl_listen_open(const char *command, const struct ctl_listen_values *values,
     }
     if (exit_code == 0 && values->pid_file != NULL) {
         exit_code = write_pid(values->pid_file);
-        if (exit_code != 0 && values->path != NULL) {
-            (void)unlink(values->path);
+        if (exit_code != 0) {
+            ctl_listen_remove(values);
         }
     }
     return exit_code;
@@ -214,7 +253,10 @@ const char *ctl_listen_folder(const struct ctl_listen_values *values, char folde
 
 void ctl_listen_remove(const struct ctl_listen_values *values)
 {
+    char name[PATH_MAX];
+
     if (values->path != NULL) {
+        (void)unlink(beside(values->path, "new", name));
         (void)unlink(values->path);
     }
     if (values->pid_file != NULL) {

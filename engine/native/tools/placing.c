@@ -133,7 +133,7 @@ static int open_folder(struct ctl_place *place, const char *target)
         int number = errno;
 
         return ctl_fail_message(target, number == EWOULDBLOCK ? COLIBRI_ERR_BUSY : COLIBRI_ERR_IO,
-                                number == EWOULDBLOCK ? "another install works in this folder (%s); wait for it"
+                                number == EWOULDBLOCK ? "another colibrictl writes into this folder (%s); wait for it"
                                                       : "the folder cannot be locked (%s); use a local file system",
                                 strerror(number));
     }
@@ -173,10 +173,10 @@ static int remove_leftover(const struct ctl_place *place, const char *target, co
         return exit_code;
     }
     if (unlinkat(place->folder, name, 0) != 0) {
-        return ctl_fail_message(target, COLIBRI_ERR_IO, "cannot remove %s, left by an interrupted install: %s",
+        return ctl_fail_message(target, COLIBRI_ERR_IO, "cannot remove %s, left by an interrupted run: %s",
                                 name, strerror(errno));
     }
-    ctl_log(LOG_NOTICE, "install: removed %s (%lld bytes), left by an interrupted install", name,
+    ctl_log(LOG_NOTICE, "removed %s (%lld bytes), left by an interrupted run", name,
             (long long)found.st_size);
     return 0;
 }
@@ -280,7 +280,7 @@ int ctl_place_own(const struct ctl_place *place, const char *thing, int fd)
     if (place->replaces && fstat(fd, &now) == 0 &&
         (now.st_uid != place->old.st_uid || now.st_gid != place->old.st_gid) &&
         fchown(fd, place->old.st_uid, place->old.st_gid) != 0) {
-        ctl_log(LOG_WARNING, "%s: cannot keep owner %u and group %u of the old model: %s", thing,
+        ctl_log(LOG_WARNING, "%s: cannot keep owner %u and group %u of the old file: %s", thing,
                 (unsigned)place->old.st_uid, (unsigned)place->old.st_gid, strerror(errno));
     }
     if (fchmod(fd, mode) != 0) {
@@ -339,7 +339,7 @@ int ctl_place_commit(const struct ctl_place *place, bool with_golden)
     hold_signals(SIG_UNBLOCK);
     return number == 0 ? 0
                        : ctl_fail_message(place->name, COLIBRI_ERR_IO,
-                                          "cannot put the new files in place: %s; install again",
+                                          "cannot put the new files in place: %s; try again",
                                           strerror(number));
 }
 
