@@ -51,10 +51,15 @@ EXTRA_OEMESON = "\
     ${@'-Dpublic_key=' + d.getVar('COLIBRI_PUBLIC_KEY') if d.getVar('COLIBRI_PUBLIC_KEY') else ''} \
 "
 
-# The settings name a model and follow its memory plan: colibri-settings writes them.
+# The settings name a model and follow its memory plan: colibri-settings writes them. busybox's init
+# starts what is in rc5.d, and nothing but the feature sysvinit makes update-rc.d put a link there.
 do_install:append() {
     rm -f ${D}${sysconfdir}/colibri/colibri.conf
     rmdir --ignore-fail-on-non-empty ${D}${sysconfdir}/colibri ${D}${sysconfdir}
+    if [ "${VIRTUAL-RUNTIME_init_manager}" = busybox ]; then
+        install -d ${D}${sysconfdir}/rc5.d
+        ln -s ../init.d/colibri ${D}${sysconfdir}/rc5.d/S95colibri
+    fi
 }
 
 do_install_ptest() {
@@ -86,6 +91,7 @@ FILES:${PN}-service = "\
     ${libdir}/tmpfiles.d \
     ${libexecdir}/colibri \
     ${sysconfdir}/init.d \
+    ${sysconfdir}/rc5.d \
 "
 RDEPENDS:${PN}-service = "${PN}-tools colibri-settings"
 
