@@ -131,6 +131,12 @@ bench-open: setup-demo engine ## time to open a sparse model of 8 GiB, speed of 
 bench-peer: setup-demo ## build llama.cpp in ~/.cache/colibri/bench: what benchmarks are compared with
 	@PYTHONPATH=engine $(VENV)/python tests/bench/peer.py
 
+.PHONY: yocto yocto-check
+yocto: ## bitbake colibri-image through kas (docs/yocto.md); KAS_FILES=kas.yml:configs/kas/…
+	@kas build $(or $(KAS_FILES),kas.yml)
+yocto-check: setup ## the layer against upstream trees: OECORE=DIR BITBAKE=DIR; parse, linter, task graph (not as root)
+	@$(VENV)/python tests/firmware/yocto_check.py --oecore '$(OECORE)' --bitbake '$(BITBAKE)'
+
 .PHONY: dist
 dist: setup-build ## release tarball of engine/: dist/colibri-VERSION.tar.gz, the same bytes every time
 	@$(VENV)/python $(SUPPORT)/dist.py

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""Check meta-colibri against upstream trees: full parse, the graph of both images, the layer's linter tests.
+
+    make yocto-check OECORE=DIR BITBAKE=DIR
+
+BitBake refuses to run as root. The build folder is build/yocto-check, or --build-dir; nothing is built.
+Every line BitBake prints with WARNING or ERROR that names this layer fails the check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LAYER = REPOSITORY / "meta-colibri"
+IMAGES = ("colibri-image", "colibri-image-dev")
+LOCAL = """\
+MACHINE = "qemuarm64"
+DISTRO_FEATURES:append = " colibri"
+BB_NO_NETWORK = "1"
+CONNECTIVITY_CHECK_URIS = ""
+"""
+
+
+def prepare(folder: Path, oecore: Path) -> None:
+    """The two configuration files of a build folder."""
+    (folder / "conf").mkdir(parents=True, exist_ok=True)
+    (folder / "conf" / "local.conf").write_text(LOCAL)
+    layers = f'BBPATH = "${{TOPDIR}}"\nBBFILES ?= ""\nBBLAYERS ?= "{oecore / "meta"} {LAYER}"\n'
+    (folder / "conf" / "bblayers.conf").write_text(layers)
+
+
+def run(folder: Path, bitbake: Path, *words: str) -> tuple[int, str, float]:
+    """Exit code, output and seconds of a bitbake command."""
+    path = f"{bitbake / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+    environment = {**os.environ, "PATH": path, "BUILDDIR": str(folder), "BBPATH": str(folder)}
+    start = time.monotonic()
+    result = subprocess.run(
+        ["bitbake", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return result.returncode, result.stdout + result.stderr, time.monotonic() - start
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--oecore", type=Path, required=True, help="an openembedded-core work tree")
+    parser.add_argument("--bitbake", type=Path, required=True, help="a bitbake work tree")
+    parser.add_argument("--build-dir", type=Path, default=REPOSITORY / "build" / "yocto-check")
+    arguments = parser.parse_args()
+    if os.geteuid() == 0:
+        print("yocto-check: bitbake does not run as root; run this as another user", file=sys.stderr)
+        return 2
+    oecore, bitbake = arguments.oecore.resolve(), arguments.bitbake.resolve()
+    for tree, file in ((oecore, "meta/conf/bitbake.conf"), (bitbake, "bin/bitbake")):
+        if not (tree / file).is_file():
+            print(f"yocto-check: {tree} has no {file}; give OECORE=DIR BITBAKE=DIR (docs/yocto.md)", file=sys.stderr)
+            return 2
+    folder = arguments.build_dir.resolve()
+    prepare(folder, oecore)
+    failed = False
+    for name, words in (("parse", ("-p",)), *((f"graph of {image}", ("-n", image)) for image in IMAGES)):
+        code, output, seconds = run(folder, bitbake, *words)
+        ours = [line for line in output.splitlines() if re.search(r"(WARNING|ERROR): .*colibri", line)]
+        tasks = re.findall(r"Parsing of .*|Tasks Summary: .*", output)
+        print(f"{name}: {'FAILED' if code or ours else 'ok'} after {seconds:.0f} s; {' '.join(tasks)}", flush=True)
+        if code or ours:
+            failed = True
+            print("\n".join(ours or output.splitlines()[-20:]))
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/firmware/test_yocto.py"]
+    failed |= subprocess.run(tests, cwd=REPOSITORY, check=False).returncode != 0
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
