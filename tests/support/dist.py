@@ -4,6 +4,7 @@
     python3 tests/support/dist.py [--output DIR]
 
 Files are those git tracks, sorted, owned by root, dated SOURCE_DATE_EPOCH (else the last commit).
+Beside it lies colibri.hash, its hash in the form that Buildroot reads.
 """
 
 from __future__ import annotations
@@ -51,6 +52,16 @@ def tarball(prefix: str, epoch: int) -> bytes:
     return packed.getvalue()
 
 
+def write(path: Path, data: bytes) -> None:
+    """Replace a file as a whole."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -61,13 +72,10 @@ def main() -> int:
     data = tarball(f"colibri-{version}", epoch)
     arguments.output.mkdir(parents=True, exist_ok=True)
     target = arguments.output / f"colibri-{version}.tar.gz"
-    temporary = target.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(target)
-    print(f"{hashlib.sha256(data).hexdigest()}  {target}")
+    digest = hashlib.sha256(data).hexdigest()
+    write(arguments.output / "colibri.hash", f"sha256  {digest}  {target.name}\n".encode())
+    write(target, data)
+    print(f"{digest}  {target}")
     return 0
 
 
