@@ -141,6 +141,13 @@ yocto-check: setup ## the layer against upstream trees: OECORE=DIR BITBAKE=DIR; 
 dist: setup-build ## release tarball of engine/: dist/colibri-VERSION.tar.gz, the same bytes every time
 	@$(VENV)/python $(SUPPORT)/dist.py
 
+.PHONY: buildroot buildroot-check
+BR2_OUTPUT ?= build/buildroot
+buildroot: dist models ## firmware with Buildroot: BUILDROOT=TREE, BR2_OUTPUT=build/buildroot, BR2_FRAGMENT=more settings
+	@br2-external/utils/build '$(BUILDROOT)' '$(abspath $(BR2_OUTPUT))' $(or $(BR2_CONFIG),colibri_qemu_aarch64_defconfig) $(BR2_FRAGMENT)
+buildroot-check: dist ## check-package, shellcheck, savedefconfig, show-info, legal-info: BUILDROOT=TREE
+	@PATH="$(abspath $(VENV)):$$PATH" br2-external/utils/check '$(BUILDROOT)' '$(abspath $(BR2_OUTPUT))-check'
+
 .PHONY: clean
 clean: ## remove build/ except the Python environment (caches stay in ~/.cache/colibri)
 	@find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} + 2>/dev/null || true
