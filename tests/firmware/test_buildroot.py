@@ -23,7 +23,7 @@ VARIABLE = "$(BR2_EXTERNAL_COLIBRI_PATH)"
 FORCED = ("SECURE_MODE", "NO_LOGGING", "VERIFY_MODEL_HASH", "RESTRICTED_SYSCALLS")
 SCRIPTS = (
     "utils/check-kconfig", "board/common/post-build.sh", "board/qemu/post-image.sh",
-    "board/common/overlay/etc/init.d/S10cgroups", "package/colibri-model/S20colibri-models",
+    "board/common/overlay/etc/init.d/S10cgroups", "utils/build", "utils/check",
 )  # fmt: skip
 
 
