@@ -68,13 +68,12 @@ def test_every_package_is_in_the_menu_and_has_its_files() -> None:
             assert (EXTERNAL / "package" / package / ending).is_file()
 
 
-def test_the_packages_have_the_version_of_the_engine() -> None:
-    makefile = (EXTERNAL / "package" / "colibri" / "colibri.mk").read_text()
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_packages_have_the_version_of_the_engine(package: str) -> None:
+    text = (EXTERNAL / "package" / package / f"{package}.mk").read_text()
     version = (REPOSITORY / "engine" / "VERSION").read_text().strip()
-    assert re.search(r"^COLIBRI_VERSION = (.+)$", makefile, re.M).group(1) == version  # type: ignore[union-attr]
-    for package in ("python-colibri", "colibri-model"):
-        text = (EXTERNAL / "package" / package / f"{package}.mk").read_text()
-        assert re.search(r"_VERSION = \$\(COLIBRI_VERSION\)$", text, re.M)
+    stated = re.findall(rf"^{package.upper().replace('-', '_')}_VERSION = (.+)$", text, re.M)
+    assert stated == [version]
 
 
 @pytest.mark.parametrize("package", ["colibri", "python-colibri"])

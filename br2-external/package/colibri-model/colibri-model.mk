@@ -4,10 +4,13 @@
 #
 ################################################################################
 
-COLIBRI_MODEL_VERSION = $(COLIBRI_VERSION)
-COLIBRI_MODEL_SOURCE =
+COLIBRI_MODEL_VERSION = 0.1.0
+# The licence is what Buildroot fetches and checks; the models are checked below.
+COLIBRI_MODEL_SITE = $(patsubst %/,%,$(dir $(call qstrip,$(BR2_PACKAGE_COLIBRI_MODEL_LICENSE_FILE))))
+COLIBRI_MODEL_SITE_METHOD = file
+COLIBRI_MODEL_SOURCE = $(notdir $(call qstrip,$(BR2_PACKAGE_COLIBRI_MODEL_LICENSE_FILE)))
 COLIBRI_MODEL_LICENSE = $(call qstrip,$(BR2_PACKAGE_COLIBRI_MODEL_LICENSE))
-COLIBRI_MODEL_LICENSE_FILES = $(notdir $(call qstrip,$(BR2_PACKAGE_COLIBRI_MODEL_LICENSE_FILE)))
+COLIBRI_MODEL_LICENSE_FILES = $(COLIBRI_MODEL_SOURCE)
 COLIBRI_MODEL_REDISTRIBUTE = NO
 COLIBRI_MODEL_DEPENDENCIES = colibri
 
@@ -16,6 +19,10 @@ COLIBRI_MODEL_FILES = $(foreach name,$(COLIBRI_MODEL_NAMES),$(name).colibri $(na
 COLIBRI_MODEL_FROM = $(call qstrip,$(BR2_PACKAGE_COLIBRI_MODEL_DIR))
 COLIBRI_MODEL_SETTINGS = $(call qstrip,$(BR2_PACKAGE_COLIBRI_MODEL_SETTINGS))
 COLIBRI_MODEL_CHECK_HASH = support/download/check-hash
+
+define COLIBRI_MODEL_EXTRACT_CMDS
+	cp -f "$(COLIBRI_MODEL_DL_DIR)/$(COLIBRI_MODEL_SOURCE)" $(@D)/
+endef
 
 # The files lie in $(@D)/models; hard links save copies of what is large.
 ifeq ($(call qstrip,$(BR2_PACKAGE_COLIBRI_MODEL_CONVERT)),)
@@ -46,7 +53,6 @@ define COLIBRI_MODEL_BUILD_CMDS
 	rm -rf $(@D)/models
 	mkdir -p $(@D)/models
 	$(COLIBRI_MODEL_MAKE_FILES)
-	cp -fL "$(call qstrip,$(BR2_PACKAGE_COLIBRI_MODEL_LICENSE_FILE))" $(@D)/
 	test -f "$(COLIBRI_MODEL_HASHES)" || { \
 		echo "colibri-model: no hash file $(COLIBRI_MODEL_HASHES)" >&2; \
 		exit 1; \

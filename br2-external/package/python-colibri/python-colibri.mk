@@ -4,7 +4,7 @@
 #
 ################################################################################
 
-PYTHON_COLIBRI_VERSION = $(COLIBRI_VERSION)
+PYTHON_COLIBRI_VERSION = 0.1.0
 PYTHON_COLIBRI_SOURCE = colibri-$(PYTHON_COLIBRI_VERSION).tar.gz
 PYTHON_COLIBRI_SITE = $(COLIBRI_SITE)
 PYTHON_COLIBRI_SITE_METHOD = file
