@@ -219,7 +219,9 @@ def qemu_command(image: Image, board: Board, options: MachineOptions, *, interac
     for path, serial in disks:
         escaped = str(path).replace(",", ",,")
         command += ["-drive", f"if=none,id={serial},format=raw,readonly=on,file={escaped}"]
-        command += ["-device", f"virtio-blk-device,drive={serial},serial={serial}"]
+        # The kernel meets the lowest transport first: the root disk stays /dev/vda, whatever else there is.
+        place = ",bus=virtio-mmio-bus.0" if serial == "colibri-root" else ""
+        command += ["-device", f"virtio-blk-device,drive={serial},serial={serial}{place}"]
     command += ["-append", cmdline, *(str(arg) for arg in qemu["args"]), *options.qemu_args]
     return command
 
