@@ -25,7 +25,8 @@ PLAIN = {
     "sysconfdir": "/etc", "libexecdir": "/usr/libexec", "nonarch_libdir": "/usr/lib", "includedir": "/usr/include",
     "systemd_system_unitdir": "/usr/lib/systemd/system", "PTEST_ENABLED": "1", "PTEST_PATH": "/usr/lib/colibri/ptest",
     "DISTRO_FEATURES": "systemd seccomp ptest colibri", "TARGET_ARCH": "aarch64", "MACHINE_ARCH": "qemuarm64",
-    "IMAGE_FEATURES": "", "WORKDIR": "/build", "UNPACKDIR": "/build/sources", "S": "/build/sources", "B": "/build/build",
+    "IMAGE_FEATURES": "", "WORKDIR": "/build", "UNPACKDIR": "/build/sources", "S": "/build/sources",
+    "B": "/build/build",
     "EXTENDPKGV": "1", "PYTHON_SITEPACKAGES_DIR": "/usr/lib/python3/site-packages", "IMGDEPLOYDIR": "/build/deploy",
     "IMAGE_NAME": "image", "IMAGE_ROOTFS": "/build/rootfs", "OVERRIDES": "qemuarm64:qemuall", "FILESEXTRAPATHS": "",
 }  # fmt: skip
