@@ -141,7 +141,7 @@ def lint() -> list[Step]:
         "tests/bench": "tests/bench:tests/unit",
         "tests/boot": "configs/kernel:tests:tests/support",
         "tests/fuzz": "tests/unit",
-        "tests/firmware": "configs/kernel:tests/smoke:tests/support",
+        "tests/firmware": "configs/kernel:tests/boot:tests/smoke:tests/support",
         "tests/parity": "tests:tests/unit",
         "tests/smoke": "tests/boot",
         "tests/support": "",
