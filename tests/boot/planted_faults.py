@@ -101,6 +101,12 @@ FAULTS = (
         "tools/placing.c",
         replaced("fsync(place->folder)", "0", 3),
     ),
+    Fault(
+        "an install that does not bring its files to the disk",
+        "test_every_disk_that_a_volatile_cache_may_leave",
+        "tools/placing.c",
+        replaced("return fsync(fd) != 0 ?", "return fd < 0 ?"),
+    ),
 )
 
 
@@ -153,7 +159,9 @@ def check(fault: Fault, engine: Path, work: Path) -> bool:
             path.write_text(saved)
     errors = re.findall(r"^E +(?:AssertionError|assert)\b.*", output, re.MULTILINE)
     found = code == 1 and bool(errors)
-    print(f"  {'found ' if found else 'MISSED'} {fault.name} ({time.monotonic() - start:.0f} s)", flush=True)
+    red = ", ".join(sorted(set(re.findall(r"^FAILED \S*::(\S+)", output, re.MULTILINE))))
+    seconds = time.monotonic() - start
+    print(f"  {'found ' if found else 'MISSED'} {fault.name} ({seconds:.0f} s) -> {red or fault.tests}", flush=True)
     print("\n".join(f"      {line[:160]}" for line in errors[:2]) if found else output[-3000:], flush=True)
     return found
 

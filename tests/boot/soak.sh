@@ -13,15 +13,17 @@ rounds=$4
 folder=/run/soak
 cases=$(ls "$folder"/request.* | wc -l)
 
-# The server may be full; whoever is turned away comes back.
+# The server may be full; whoever is turned away, or finds the queue of connections full, comes back. A
+# server that takes the request and says nothing, or something else, was wrong.
 ask() {
     tries=0
     while [ "$tries" -lt 200 ]; do
         "$talk" "$socket" <"$folder/request.$2" >"$folder/got.$1"
+        reached=$?
         if cmp -s "$folder/got.$1" "$folder/answer.$2"; then
             return 0
         fi
-        grep -q '"name":"busy"' "$folder/got.$1" || [ ! -s "$folder/got.$1" ] || break
+        [ "$reached" -eq 1 ] || grep -q '"name":"busy"' "$folder/got.$1" || break
         tries=$((tries + 1))
         sleep 0.2
     done

@@ -247,7 +247,9 @@ class Board:
         return int(self.pid_file.read_text())
 
     def alive(self) -> bool:
-        return self.pid_file.exists() and Path(f"/proc/{self.pid()}/status").exists()
+        """Whether it runs; a process that nobody has waited for does not."""
+        status = Path(f"/proc/{self.pid()}/status") if self.pid_file.exists() else self.pid_file
+        return status.exists() and "State:\tZ" not in status.read_text()
 
     def limits(self) -> dict[str, str]:
         rows = Path(f"/proc/{self.pid()}/limits").read_text().splitlines()

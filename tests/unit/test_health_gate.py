@@ -408,7 +408,7 @@ def test_a_budget_below_the_plan_fails(place: Place) -> None:
 
 
 def test_golden_results_that_the_budget_does_not_hold_are_reported(place: Place) -> None:
-    command = [place.command, "info", place.model, "--json", "--kv", "f16"]
+    command: list[str | Path] = [place.command, "info", place.model, "--json", "--kv", "f16"]
     info = subprocess.run(command, capture_output=True, check=True, env=environment())
     total = json.loads(info.stdout)["plan"]["total_bytes"]
     answer = place.run("--kv", "f16", "--budget", str(total))
