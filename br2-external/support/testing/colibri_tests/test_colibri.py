@@ -37,17 +37,14 @@ class TestColibriAarch64(infra.basetest.BRTest):
 
     def boot(self):
         images = os.path.join(self.builddir, "images")
-        disks = []
-        for name, serial in (("rootfs.erofs", "root"), ("models.erofs", "colibri-models")):
-            path = os.path.join(images, name)
-            disks += ["-drive", f"if=none,id={serial},format=raw,readonly=on,file={path}",
-                      "-device", f"virtio-blk-device,drive={serial},serial={serial}"]
+        disk = os.path.join(images, "disk.img")
         self.emulator.boot(
             arch="aarch64",
             kernel=os.path.join(images, "Image"),
-            kernel_cmdline=["console=ttyAMA0", "root=/dev/vda", "ro"],
-            options=["-M", "virt", "-cpu", "max,pauth-impdef=on", "-smp", "2", "-m", "512",
-                     "-nic", "none", *disks])
+            kernel_cmdline=["console=ttyAMA0", "root=PARTLABEL=root", "ro"],
+            options=["-M", "virt", "-cpu", "max,pauth-impdef=on", "-smp", "2", "-m", "512", "-nic", "none",
+                     "-drive", f"if=none,id=disk,format=raw,readonly=on,file={disk}",
+                     "-device", "virtio-blk-device,drive=disk"])
         self.emulator.login(timeout=180)
 
     def output(self, command, timeout=120):
