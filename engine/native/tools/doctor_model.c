@@ -23,6 +23,15 @@
 
 static const char *const residencies[] = { "auto", "resident", "stream", "mapped", "mapped-guarded" };
 
+/* The kernel locks and counts whole pages, which may be larger than those of the file format. */
+static uint64_t whole_pages(uint64_t bytes)
+{
+    long page = sysconf(_SC_PAGESIZE);
+    uint64_t unit = page > 0 ? (uint64_t)page : DIRECT_BYTES;
+
+    return (bytes + unit - 1) / unit * unit;
+}
+
 void ctl_doctor_plan(struct ctl_doctor *d)
 {
     colibri_plan plan = { .struct_size = sizeof plan };
@@ -60,7 +69,7 @@ void ctl_doctor_plan(struct ctl_doctor *d)
                     ? plan.mapped_bytes - plan.trunk_mapped_bytes
                     : 0;
     d->need_bytes = plan.total_bytes - evictable;
-    d->lock_bytes = plan.mapped_bytes + plan.arena_bytes - evictable;
+    d->lock_bytes = whole_pages(plan.mapped_bytes - evictable) + whole_pages(plan.arena_bytes);
     (void)ctl_check_add(d, "model", CTL_OK,
                         "%s: %" PRIu64 " bytes planned, %" PRIu64 " mapped and %" PRIu64
                         " arena; all experts in memory take %" PRIu64 ", the least is %" PRIu64,
