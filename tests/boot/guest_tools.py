@@ -30,7 +30,7 @@ SERVICE_SOCKET = "/run/colibri/colibri.sock"
 FREESTANDING = (
     "-std=c11 -Os -Wall -Wextra -Wconversion -Werror -ffreestanding -fno-stack-protector "
     "-fno-tree-loop-distribute-patterns -fno-pie -no-pie -nostdlib -static -s "
-    "-Wl,--build-id=none -Wl,-z,max-page-size=4096"
+    "-Wl,--build-id=none -Wl,-z,max-page-size=65536"
 )
 
 

@@ -182,8 +182,27 @@ def test_every_model_gives_its_golden_tokens_and_logits_within_its_plan(
                 answer = run_case(shell, model, case, options, group=group)
                 assert answer.peak_bytes <= answer.plan_bytes
                 group_peak = int(shell.output(f"cat {group}/memory.peak"))
-                assert model.size // 2 <= group_peak <= answer.plan_bytes
+                assert model.size // 2 <= group_peak
+                if boot_run.image.page_bytes == 4096:
+                    assert group_peak <= answer.plan_bytes
+                else:
+                    assert_enough(shell, model, case, options, answer.plan_bytes)
             shell.run(f"rmdir {group}", check=True)
+
+
+def assert_enough(shell: Shell, model: Model, case: Case, options: str, limit: int) -> None:
+    """A group with the plan as its limit kills nothing.
+
+    Its peak says that only with small pages: the kernel charges a group 64 pages per processor ahead,
+    16 MiB with 4 processors and pages of 64 KiB, and gives them back when the limit is near.
+    """
+    group = f"/sys/fs/cgroup/limited-{case.name}"
+    shell.run(f"echo 3 >/proc/sys/vm/drop_caches; mkdir {group} && echo {limit} >{group}/memory.max", check=True)
+    answer = run_case(shell, model, case, f"{options} --budget {limit}", group=group)
+    assert answer.peak_bytes <= limit
+    assert int(shell.output(f"cat {group}/memory.peak")) <= limit
+    assert re.search(r"^oom_kill 0$", shell.output(f"cat {group}/memory.events"), re.MULTILINE)
+    shell.run(f"rmdir {group}", check=True)
 
 
 def test_the_portable_kernels_give_the_same_bits(shell: Shell, small_model: Model, subtests: pytest.Subtests) -> None:
