@@ -146,12 +146,12 @@ def wait_for(shell: Shell, condition: str) -> None:
     shell.run(f"i=0; until {{ {condition}; }} || [ $i -ge 600 ]; do i=$((i + 1)); sleep 0.1; done")
 
 
-def start_server(shell: Shell, model: Model, libc: str, kv: str, options: str = "") -> Server:
+def start_server(shell: Shell, model: Model, libc: str, kv: str, options: str = "--sandbox kill") -> Server:
     """As user colibri, everything locked; returns when it is closed in, which is some time behind its socket."""
     shell.run(f"rm -rf {FOLDER} && mkdir -p {FOLDER} && chown colibri {FOLDER}", check=True)
     serve = (
         f"exec {TOOLS}/colibrictl-{libc} serve {model.path} --socket {SOCKET} --pid-file {PID_FILE} "
-        f"--sandbox kill --lock require --kv {kv} {options}"
+        f"--lock require --kv {kv} {options}"
     )
     as_user = f"ulimit -l unlimited; exec su colibri -c {shlex.quote(serve)}"
     shell.run(f"(sh -c {shlex.quote(as_user)} >{SERVER_LOG} 2>&1; echo $? >{FOLDER}/code) &", check=True)
@@ -222,6 +222,36 @@ def test_the_arena_of_the_server_is_locked(server: Server, small_model: Model) -
         assert kib(mapping, "Rss") == kib(mapping, "Size"), mapping
 
 
+GETPPID = 173  # on AArch64
+
+
+def audited(shell: Shell, program: str) -> list[str]:
+    """Numbers of the calls of that program that the kernel's log names; it was emptied before."""
+    # Not more than ten messages in five seconds are kept, and their turn comes a little later.
+    lines = shell.capture("sleep 1; dmesg").stdout.decode().splitlines()
+    pattern = rf'type=1326 .* comm="{program[:15]}" .* syscall=(\d+) .* code=0x7ffc0000'
+    return [found[1] for found in (re.search(pattern, line) for line in lines) if found]
+
+
+@pytest.mark.parametrize("libc", LIBCS)
+def test_the_audit_mode_names_what_is_not_on_the_list_and_the_server_needs_nothing_else(
+    shell: Shell, small_model: Model, libc: str
+) -> None:
+    if shell.run("zcat /proc/config.gz | grep -qx CONFIG_AUDIT=y").exit_code != 0:
+        pytest.skip("the kernel has no CONFIG_AUDIT: it logs no calls")
+    assert "log" in shell.output("cat /proc/sys/kernel/seccomp/actions_logged").split()
+    shell.run("sleep 6; dmesg -c >/dev/null", check=True)
+    assert shell.run(f"{TOOLS}/sandbox_probe-{libc} audit").exit_code == OK  # the call was made
+    assert audited(shell, f"sandbox_probe-{libc}") == [str(GETPPID)]
+    running = start_server(shell, small_model, libc, "f16", "--sandbox log")
+    assert "action=log" in shell.output(f"cat {SERVER_LOG}")
+    assert set(running.status("Seccomp")) == {"2"}
+    for _ in range(2):
+        ask(running, golden_case(small_model, running.kv))
+    assert stop_server(running) == OK
+    assert audited(shell, f"colibrictl-{libc}") == []
+
+
 def prepare_soak(shell: Shell, model: Model, kv: str) -> None:
     """Requests and what each must be answered, byte for byte: as the server answers when nobody else asks."""
     shell.run("rm -rf /run/soak && mkdir -p /run/soak", check=True)
@@ -240,7 +270,7 @@ def test_many_clients_at_once_get_the_same_answers_and_leave_nothing_behind(
     boot_run: BootRun, shell: Shell, small_model: Model, note: Callable[[str], None]
 ) -> None:
     clients, rounds = (LONG_CLIENTS, LONG_ROUNDS) if boot_run.long else (SHORT_CLIENTS, SHORT_ROUNDS)
-    running = start_server(shell, small_model, "glibc", "f16", f"--clients {clients}")
+    running = start_server(shell, small_model, "glibc", "f16", f"--sandbox kill --clients {clients}")
     prepare_soak(shell, small_model, running.kv)
 
     def soak(count: int) -> None:

@@ -683,6 +683,15 @@ static int child_can_enter(const void *argument)
     return enter(COLIBRI_SANDBOX_STEADY, COLIBRI_SANDBOX_ERRNO, NULL) ? 0 : 1;
 }
 
+/* A call that is on no list, under the action that only logs: it is made, and the kernel's log names it. */
+static int child_audit(const void *argument)
+{
+    (void)argument;
+    if (!enter(COLIBRI_SANDBOX_STEADY, COLIBRI_SANDBOX_LOG, NULL))
+        return 1;
+    return syscall(SYS_getppid) > 0 ? 0 : 2;
+}
+
 static int read_ids(struct task *t, const char *text)
 {
     char *end;
@@ -702,7 +711,7 @@ int main(int argc, char **argv)
 
     task.path = argc > 1 ? argv[1] : NULL;
     if (argc > 5 || (argc > 2 && !read_ids(&task, argv[2])) || (argc > 3 && (task.tokens = atoi(argv[3])) < 1)) {
-        printf("usage: sandbox_probe [MODEL [1,2,3 [TOKENS [LOGITS_SHA256]]]]\n");
+        printf("usage: sandbox_probe [MODEL [1,2,3 [TOKENS [LOGITS_SHA256]]] | audit]\n");
         return 2;
     }
 #ifdef SANITIZED
@@ -718,6 +727,8 @@ int main(int argc, char **argv)
         return SKIPPED;
     }
     memset(shared, 0, sizeof *shared);
+    if (task.path != NULL && strcmp(task.path, "audit") == 0)
+        return run_child(child_audit, NULL);
     printf("sandbox_probe: %s\n", colibri_build_info());
     if (task.path == NULL) {
         build_variant(&file, &variants[3]);
