@@ -274,6 +274,7 @@ class QkNormKind(enum.IntEnum):
     NONE = 0
     PER_HEAD = 1
     FULL_WIDTH = 2
+    FULL_WIDTH_THEN_CLIP = 3
 
 
 class Activation(enum.IntEnum):

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from colibri._families import FAMILIES, GGUF
-from colibri._spec import Code, Family, RopeStyle
+from colibri._spec import Code, Family, Role, RopeStyle
 from colibri.checkpoint import Source, TensorFiles, digest_of
 from colibri.errors import ColibriError, shown
 from colibri.families import (
     DecoderShape,
+    TensorName,
     architectures_of,
     check_dimension,
     decoder_records,
@@ -50,22 +51,32 @@ _TOKENIZER_FILES = (
 )
 
 
-def expected_names(records: Records, names: dict[str, str], stacked: bool) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor that a checkpoint must have; `stacked`: experts are one 3-D tensor."""
+def expected_names(records: Records, names: dict[str, str]) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor that a checkpoint must have."""
     shapes: dict[str, tuple[int, ...]] = {}
     for scope, layer in tensor_groups(records):
         for role, shape in required_tensors(records, scope, layer).items():
-            template = names[role.name.lower()]
+            name = TensorName.parse(_named(names, role))
             experts = records.layers[layer].experts if layer is not None else 0
-            matrix = (shape.rows, shape.columns) if shape.rows > 1 or shape.layout else (shape.columns,)
-            if "{expert}" in template:
+            rows = shape.rows * name.parts
+            matrix = (rows, shape.columns) if shape.rows > 1 or shape.layout else (shape.columns,)
+            if not name.stacked:
                 for expert in range(experts):
-                    shapes[template.format(layer=layer, expert=expert)] = matrix
-            elif stacked and role.name.startswith("EXPERT_"):
-                shapes[template.format(layer=layer)] = (experts, *matrix)
+                    shapes[name.template.format(layer=layer, expert=expert)] = matrix
+            elif role.name.startswith("EXPERT_"):
+                shapes[name.template.format(layer=layer)] = (experts, *matrix)
             else:
-                shapes[template.format(layer=layer)] = matrix
+                shapes[name.template.format(layer=layer)] = matrix
     return shapes
+
+
+def _named(names: dict[str, str], role: Role) -> str:
+    key = role.name.lower()
+    if key not in names:
+        raise ColibriError(
+            Code.UNSUPPORTED, f"the configuration asks for {key}, a tensor that this family's checkpoints do not have"
+        )
+    return names[key]
 
 
 def check_names(source: Source, expected: dict[str, tuple[int, ...]], ignored: list[str]) -> None:
@@ -94,10 +105,12 @@ def named_rows(source: Source, names: dict[str, str]) -> RowSource:
     """Rows by the names of the checkpoint."""
 
     def rows(slot: Slot, first: int, end: int) -> F32:
-        template = names[slot.tensor.role.name.lower()]
-        name = template.format(layer=slot.tensor.layer, expert=slot.expert)
-        stacked = slot.expert is not None and "{expert}" not in template
-        return source.rows(name, first, end, (slot.expert or 0) if stacked else 0)
+        tensor = slot.tensor
+        wanted = TensorName.parse(_named(names, tensor.role))
+        name = wanted.template.format(layer=tensor.layer, expert=slot.expert)
+        skipped = wanted.part * tensor.rows
+        index = (slot.expert or 0) if wanted.stacked else 0
+        return source.rows(name, skipped + first, skipped + end, index)
 
     return rows
 
@@ -156,9 +169,9 @@ def huggingface_job(
     limit_context(records, context_tokens)
     source = open_checkpoint(directory)
     names: dict[str, str] = family["tensors"]
-    expected = expected_names(records, names, stacked=False)
+    expected = expected_names(records, names)
     ignored = list(family.get("ignored", []))
-    if records.model.tied_head:
+    if records.model.tied_head and "head" in names:
         ignored.append(names["head"])  # some writers store the tied matrix twice
     check_names(source, expected, ignored)
     section = None
@@ -291,7 +304,7 @@ def gguf_job(
     records = decoder_records(gguf_shape(source))
     limit_context(records, context_tokens)
     names: dict[str, str] = GGUF[source.value("general.architecture")]["tensors"]
-    check_names(source, expected_names(records, names, stacked=True), [])
+    check_names(source, expected_names(records, names), [])
     section = None
     if tokenizer:
         section = tokenizer_section(lambda: TokenizerSpec.from_gguf_metadata(source.metadata(), chat=chat), records)

@@ -3,35 +3,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 from colibri import _spec as spec
-from colibri._families import FAMILIES
+from colibri._families import ACTIVATIONS, FAMILIES
 from colibri._spec import (
     Activation,
     AttentionBlock,
     Code,
     Family,
+    FfnBlock,
     LayerBlock,
     ModelBlock,
     MoeBlock,
     NormKind,
     NormPlace,
     PositionKind,
+    QkNormKind,
     RopeBlock,
     RopeStyle,
     RouterNormalise,
     RouterScore,
+    SharedBlock,
+    SharedGate,
 )
 from colibri.errors import ColibriError, shown
-from colibri.numbers import attention_scale, inverse_frequencies
+from colibri.numbers import attention_scale
 from colibri.records import LayerRecords, Records, encode_records, parse_records
+from colibri.rope import MAX_THETA, Scaling, frequencies, scaling_from_config
 
 
 @dataclass
 class DecoderShape:
-    """Dimensions and kinds of a decoder whose layers are all alike: grouped-query attention and MoE."""
+    """Dimensions and kinds of a decoder of attention and MoE layers, some of them dense."""
 
     family: Family
     hidden: int
@@ -41,18 +47,32 @@ class DecoderShape:
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int
+    intermediate: int  # of an expert
     experts: int
     top_k: int
     rope_theta: float
     norm_eps: float
     tied_head: bool
     window_tokens: int = 0
+    window_layers: frozenset[int] | None = None  # None: all
     rotary_dim: int = 0  # 0: the whole head
+    scaling: Scaling = field(default_factory=Scaling)
     activation: Activation = Activation.SILU
     router_score: RouterScore = RouterScore.SOFTMAX_ALL
     router_normalise: RouterNormalise = RouterNormalise.SUM
     rope_style: RopeStyle = RopeStyle.HALF
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: QkNormKind = QkNormKind.NONE
+    clip_qkv: float = 0.0  # 0: none
+    attention_scale: float = 0.0  # 0: 1 / sqrt(head_dim)
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    shared_intermediate: int = 0  # 0: no shared expert
+    shared_gate: SharedGate = SharedGate.NONE
+    dense_layers: frozenset[int] = frozenset()
+    dense_intermediate: int = 0
 
 
 # Smallest and largest value. The layers come first: everything else is done once for each of them.
@@ -69,8 +89,14 @@ _RANGES = {
     "top_k": (1, spec.MAX_TOP_K),
     "window_tokens": (0, spec.MAX_CONTEXT_TOKENS),
     "rotary_dim": (0, spec.MAX_HEAD_DIM),
+    "shared_intermediate": (0, spec.MAX_INTERMEDIATE),
+    "dense_intermediate": (0, spec.MAX_INTERMEDIATE),
+    "sparse_step": (1, spec.MAX_LAYERS),  # of a configuration, not of a shape
 }
-_MAX_ROPE_THETA = 1e30  # theta ** -1 stays a normal binary32 value
+# Numbers that are above 0 and at most this; those of the second group may be 0, which is "none".
+_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_divisor")
+_OPTIONAL_REALS = ("clip_qkv", "attention_scale")
+_MAX_REAL = 1e6
 
 
 def check_dimension(name: str, value: object, prefix: str = "") -> int:
@@ -94,13 +120,24 @@ def _shown(value: object) -> str:
 def check_shape(shape: DecoderShape, prefix: str = "") -> None:
     """Refuse what cannot be computed with, before anything is computed with it."""
     for name in _RANGES:
-        check_dimension(name, getattr(shape, name), prefix)
+        if hasattr(shape, name):
+            check_dimension(name, getattr(shape, name), prefix)
     if not 0 < shape.norm_eps < 1:  # NaN is not
         raise ColibriError(Code.ARGUMENT, f"{prefix}norm_eps is {shape.norm_eps}, must be above 0 and below 1")
-    if not 1 <= shape.rope_theta <= _MAX_ROPE_THETA:
+    if not 1 <= shape.rope_theta <= MAX_THETA:
+        raise ColibriError(Code.ARGUMENT, f"{prefix}rope_theta is {shape.rope_theta}, must be 1..{MAX_THETA:g}")
+    for name in (*_MULTIPLIERS, *_OPTIONAL_REALS):
+        value = getattr(shape, name)
+        low = "0" if name in _OPTIONAL_REALS else f"above {1 / _MAX_REAL:g}"
+        if not (value == 0 and name in _OPTIONAL_REALS) and not 1 / _MAX_REAL <= value <= _MAX_REAL:
+            raise ColibriError(Code.ARGUMENT, f"{prefix}{name} is {value}, must be {low}..{_MAX_REAL:g}")
+    if len(shape.dense_layers) >= shape.layers:
         raise ColibriError(
-            Code.ARGUMENT, f"{prefix}rope_theta is {shape.rope_theta}, must be 1..{_MAX_ROPE_THETA:g}"
+            Code.UNSUPPORTED,
+            f"{prefix}all {shape.layers} layers are dense; only models with experts are converted",
         )
+    if shape.dense_layers:
+        check_dimension("intermediate", shape.dense_intermediate, f"{prefix}dense ")
 
 
 def decoder_records(shape: DecoderShape) -> Records:
@@ -115,51 +152,67 @@ def decoder_records(shape: DecoderShape) -> Records:
         context_tokens=shape.context_tokens,
         position_kind=PositionKind.ROPE,
         tied_head=int(shape.tied_head),
-        embedding_multiplier=1.0,
-        logits_multiplier=1.0,
+        embedding_multiplier=shape.embedding_multiplier,
+        logits_multiplier=1 / shape.logits_divisor,
         norm_kind=NormKind.RMS,
         norm_eps=shape.norm_eps,
     )
-    rope = RopeBlock(
-        style=shape.rope_style,
-        pairs=rotary // 2,
-        attention_factor=1.0,
-        inv_freq=inverse_frequencies(shape.rope_theta, rotary),
-    )
-    layers = []
-    for index in range(shape.layers):
-        layer = LayerBlock(
-            index=index,
-            mixer_kind=spec.MixerKind.ATTENTION,
-            ffn_kind=spec.FfnKind.MOE,
-            norm_kind=NormKind.RMS,
-            norm_eps=shape.norm_eps,
-            norm_places=NormPlace.PRE_MIXER | NormPlace.PRE_FFN,
-            residual_multiplier=1.0,
-        )
-        attention = AttentionBlock(
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            value_dim=shape.head_dim,
-            scale=attention_scale(shape.head_dim),
-            window_tokens=shape.window_tokens,
-            rope_table=0,
-        )
-        moe = MoeBlock(
-            experts=shape.experts,
-            top_k=shape.top_k,
-            intermediate=shape.intermediate,
-            activation=shape.activation,
-            gated=1,
-            router_score=shape.router_score,
-            router_normalise=shape.router_normalise,
-            routed_scale=1.0,
-        )
-        layers.append(LayerRecords(layer, attention, moe))
-    records = Records(model, [rope], layers)
+    inv_freq, factor = frequencies(shape.rope_theta, rotary, shape.scaling)
+    rope = RopeBlock(style=shape.rope_style, pairs=rotary // 2, attention_factor=factor, inv_freq=inv_freq)
+    records = Records(model, [rope], [_layer_records(shape, index) for index in range(shape.layers)])
     # Through the parser: the reader's own rules name the dimension that is out of range.
     return parse_records(encode_records(records))
+
+
+def _layer_records(shape: DecoderShape, index: int) -> LayerRecords:
+    dense = index in shape.dense_layers
+    layer = LayerBlock(
+        index=index,
+        mixer_kind=spec.MixerKind.ATTENTION,
+        ffn_kind=spec.FfnKind.DENSE if dense else spec.FfnKind.MOE,
+        norm_kind=NormKind.RMS,
+        norm_eps=shape.norm_eps,
+        norm_places=NormPlace.PRE_MIXER | NormPlace.PRE_FFN,
+        residual_multiplier=shape.residual_multiplier,
+    )
+    windowed = shape.window_layers is None or index in shape.window_layers
+    attention = AttentionBlock(
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        value_dim=shape.head_dim,
+        scale=shape.attention_scale or attention_scale(shape.head_dim),
+        window_tokens=shape.window_tokens if windowed else 0,
+        rope_table=0,
+        qk_norm_kind=shape.qk_norm,
+        qk_norm_eps=shape.norm_eps if shape.qk_norm else 0.0,
+        clip_qkv=shape.clip_qkv,
+        q_bias=int(shape.qkv_bias),
+        kv_bias=int(shape.qkv_bias),
+        o_bias=int(shape.o_bias),
+    )
+    if dense:
+        ffn = FfnBlock(intermediate=shape.dense_intermediate, activation=shape.activation, gated=1)
+        return LayerRecords(layer, attention, ffn)
+    moe = MoeBlock(
+        experts=shape.experts,
+        top_k=shape.top_k,
+        intermediate=shape.intermediate,
+        activation=shape.activation,
+        gated=1,
+        router_score=shape.router_score,
+        router_normalise=shape.router_normalise,
+        routed_scale=1.0,
+    )
+    shared = None
+    if shape.shared_intermediate:
+        shared = SharedBlock(
+            intermediate=shape.shared_intermediate,
+            activation=shape.activation,
+            gated=1,
+            gate=shape.shared_gate,
+        )
+    return LayerRecords(layer, attention, moe, shared)
 
 
 def family_of(architectures: list[str], model_type: str) -> str:
@@ -224,36 +277,96 @@ def model_type_of(config: dict[str, Any]) -> str:
     return value
 
 
-def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
-    """Dimensions of a family's config.json."""
-    family = FAMILIES[key]
+_REALS = ("norm_eps", "rope_theta", *_MULTIPLIERS, *_OPTIONAL_REALS)
+_BOOLEANS = ("tied_head", "normalise", "qkv_bias", "o_bias", "windowed")
+_LISTS = ("dense_layers", "layer_types")
+# What a family may fix by name of the format: field of DecoderShape -> its enum.
+_KINDS: dict[str, Any] = {
+    "router_score": RouterScore,
+    "router_normalise": RouterNormalise,
+    "rope_style": RopeStyle,
+    "qk_norm": QkNormKind,
+    "shared_gate": SharedGate,
+}
+
+
+def _value(name: str, key: str, value: Any) -> Any:
+    """A value of config.json, checked by what `name` is; `key` is what the file calls it."""
+    if name == "activation":
+        if not isinstance(value, str) or value not in ACTIVATIONS:
+            raise ColibriError(
+                Code.UNSUPPORTED, f"config.json: activation {_shown(value)}, supported: {', '.join(ACTIVATIONS)}"
+            )
+        return Activation[ACTIVATIONS[value].upper()]
+    if name in _BOOLEANS:
+        if not isinstance(value, bool):
+            raise ColibriError(Code.ARGUMENT, f"config.json: {key} is {_shown(value)}, must be true or false")
+        return value
+    if name in _REALS:
+        return _real(name, value)
+    if name in _LISTS:
+        if not isinstance(value, list):
+            raise ColibriError(Code.ARGUMENT, f"config.json: {key} is {_shown(value)}, must be a list")
+        return value
+    return check_dimension(name, value, "config.json: ")
+
+
+def _config_values(family: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Every field of the family's table `config`; an absent key has its default."""
     values: dict[str, Any] = {}
     for name, paths in family["config"].items():
         default = family["defaults"].get(name, _REQUIRED)
-        found = [value for value in (_lookup(config, path) for path in paths) if value is not None]
+        found = [(path, value) for path in paths if (value := _lookup(config, path)) is not None]
         if not found and default is _REQUIRED:
             raise ColibriError(Code.ARGUMENT, f"config.json has no {' or '.join(paths)}")
-        value = found[0] if found else default
-        if name == "activation":
-            known = family["activations"]
-            if not isinstance(value, str) or value not in known:
-                raise ColibriError(
-                    Code.UNSUPPORTED, f"config.json: activation {_shown(value)}, supported: {', '.join(known)}"
-                )
-            values[name] = Activation[known[value].upper()]
-        elif name == "tied_head":
-            if not isinstance(value, bool):
-                raise ColibriError(
-                    Code.ARGUMENT, f"config.json: {paths[0]} is {_shown(value)}, must be true or false"
-                )
-            values[name] = value
-        elif name in ("norm_eps", "rope_theta"):
-            values[name] = _real(name, value)
-        elif name == "head_dim" and not found:
-            values[name] = 0  # computed below
+        if found:
+            values[name] = _value(name, *found[0])
         else:
-            values[name] = check_dimension(name, value, "config.json: ")
-    refuse_rope_scaling(config)
+            values[name] = Activation[default.upper()] if name == "activation" else default
+    for key, accepted in family.get("refused", {}).items():
+        value = _lookup(config, key)
+        if value is not None and value not in accepted:
+            known = ", ".join(_shown(item) for item in accepted)
+            raise ColibriError(Code.UNSUPPORTED, f"config.json: {key} is {_shown(value)}, supported: {known}")
+    return values
+
+
+def _dense_layers(values: dict[str, Any]) -> frozenset[int]:
+    """The layers without experts: those that are listed, and those between two of every `sparse_step`."""
+    layers, step = values["layers"], values.pop("sparse_step", 1)
+    listed = values.pop("dense_layers", [])
+    if not all(type(index) is int and 0 <= index < layers for index in listed):
+        raise ColibriError(
+            Code.ARGUMENT, f"config.json: dense layers are {_shown(listed)}, must be numbers of layers, 0..{layers - 1}"
+        )
+    return frozenset(listed) | {index for index in range(layers) if (index + 1) % step}
+
+
+def _window_layers(values: dict[str, Any], family: dict[str, Any]) -> frozenset[int] | None:
+    """The layers with a sliding window, None for all; without any, window_tokens becomes 0."""
+    windowed, types = values.pop("windowed", True), values.pop("layer_types", [])
+    layers = values["layers"]
+    if not windowed:
+        values["window_tokens"] = 0
+    if not values.get("window_tokens") or "layer_types" not in family["config"]:
+        return None
+    known = ("full_attention", "sliding_attention")
+    if len(types) != layers or not all(kind in known for kind in types):
+        raise ColibriError(
+            Code.ARGUMENT,
+            f"config.json: layer_types is {_shown(types)}, with use_sliding_window it must say "
+            f"{' or '.join(known)} for each of {layers} layers; save the checkpoint with a newer transformers",
+        )
+    return frozenset(index for index, kind in enumerate(types) if kind == "sliding_attention")
+
+
+def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
+    """Dimensions of a family's config.json."""
+    family = FAMILIES[key]
+    values = _config_values(family, config)
+    dense = _dense_layers(values)
+    windows = _window_layers(values, family)
+    scaling = scaling_from_config(config, values["context_tokens"])
     if not values["head_dim"]:
         if values["hidden"] % values["heads"]:
             raise ColibriError(
@@ -262,33 +375,42 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
                 "there is no head_dim",
             )
         values["head_dim"] = values["hidden"] // values["heads"]
-    kinds = family["layer"]
+    values["kv_heads"] = values["kv_heads"] or values["heads"]
+    kinds = {name: _KINDS[name][value.upper()] for name, value in family["layer"].items()}
+    if "normalise" in values:
+        kinds["router_normalise"] = RouterNormalise.SUM if values.pop("normalise") else RouterNormalise.NONE
     shape = DecoderShape(
         family=Family[key.upper()],
-        router_score=RouterScore[kinds["router_score"].upper()],
-        router_normalise=RouterNormalise[kinds["router_normalise"].upper()],
-        rope_style=RopeStyle[kinds["rope_style"].upper()],
+        dense_layers=dense,
+        window_layers=windows,
+        scaling=scaling,
+        **kinds,
         **values,
     )
     check_shape(shape, "config.json: ")
     return shape
 
 
-def refuse_rope_scaling(config: dict[str, Any]) -> None:
-    """Only plain RoPE is converted; every scaling is refused by its name."""
-    for key in ("rope_scaling", "rope_parameters"):
-        table = config.get(key)
-        if table is None:
-            continue
-        if not isinstance(table, dict):
-            raise ColibriError(Code.ARGUMENT, f"config.json: {key} is {_shown(table)}, must be null or an object")
-        kind = table.get("rope_type", table.get("type", "default"))
-        if kind not in (None, "default"):
-            raise ColibriError(
-                Code.UNSUPPORTED, f"config.json: {key} of type {_shown(kind)}; supported: default (no scaling)"
-            )
-        if table.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ColibriError(
-                Code.UNSUPPORTED,
-                f"config.json: {key}.partial_rotary_factor {_shown(table['partial_rotary_factor'])}, supported: 1",
-            )
+# --------------------------------------------------------------------------- names of tensors
+
+_PART = re.compile(r"(.*)\[(\d+)/(\d+)\]")
+
+
+@dataclass(frozen=True)
+class TensorName:
+    """A name of families.toml: `part` of `parts` equal runs of the rows of a tensor of the checkpoint."""
+
+    template: str
+    part: int = 0
+    parts: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> TensorName:
+        """From `name` or `name[part/parts]`."""
+        found = _PART.fullmatch(text)
+        return cls(found[1], int(found[2]), int(found[3])) if found else cls(text)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the name of an expert's tensor is that of a stack of all experts."""
+        return "{expert}" not in self.template

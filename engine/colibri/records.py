@@ -159,7 +159,7 @@ def _attention(hidden: int, block: AttentionBlock) -> dict[Role, Shape]:
     if block.qk_norm_kind == spec.QkNormKind.PER_HEAD:
         shapes[Role.Q_NORM] = Shape(1, block.head_dim, Layout.ROWS)
         shapes[Role.K_NORM] = Shape(1, block.head_dim, Layout.ROWS)
-    elif block.qk_norm_kind == spec.QkNormKind.FULL_WIDTH:
+    elif block.qk_norm_kind != spec.QkNormKind.NONE:
         shapes[Role.Q_NORM] = Shape(1, q_rows, Layout.ROWS)
         shapes[Role.K_NORM] = Shape(1, k_rows, Layout.ROWS)
     if block.sinks:

@@ -387,6 +387,14 @@ class _LayerCache:
         self.values[:, position:end] = self._stored(values).transpose(1, 0, 2)
 
 
+def _clipped(y: F32, clip: float) -> F32:
+    """Clamped to [-clip, clip]; a clip of 0 is none."""
+    if clip == 0.0:
+        return y
+    limit = np.float32(clip)
+    return ops.minimum(ops.maximum(y, -limit), limit)
+
+
 class ReferenceSession:
     """One sequence. Made by `ReferenceModel.session`."""
 
@@ -474,28 +482,26 @@ class ReferenceSession:
 
     def _projection(self, role: Role, index: int, x: Activations, clip: float) -> F32:
         weights = self.model.weights
-        y = product(weights.matrix(role, index), x, weights.bias(role, index))
-        if clip != 0.0:
-            limit = np.float32(clip)
-            y = ops.minimum(ops.maximum(y, -limit), limit)
-        return y
+        return _clipped(product(weights.matrix(role, index), x, weights.bias(role, index)), clip)
 
     def _heads(self, y: F32, role: Role, index: int, block: AttentionBlock, heads: int) -> F32:
         """Full-width or per-head QK norm; (tokens, heads, head_dim)."""
         shape = (len(y), heads, block.head_dim)
-        if block.qk_norm_kind == QkNormKind.FULL_WIDTH:
+        if block.qk_norm_kind in (QkNormKind.FULL_WIDTH, QkNormKind.FULL_WIDTH_THEN_CLIP):
             y = ops.rmsnorm(y, self.model.weights.needed(role, index), block.qk_norm_eps)
+        if block.qk_norm_kind == QkNormKind.FULL_WIDTH_THEN_CLIP:
+            y = _clipped(y, block.clip_qkv)
         split = y.reshape(shape)
         if block.qk_norm_kind == QkNormKind.PER_HEAD:
             split = ops.rmsnorm(split, self.model.weights.needed(role, index), block.qk_norm_eps)
         return split
 
     def _attention(self, index: int, block: AttentionBlock, x: Activations, angles: list[tuple[F32, F32]]) -> F32:
-        clip = block.clip_qkv
         tokens = len(x.x)
+        clip = 0.0 if block.qk_norm_kind == QkNormKind.FULL_WIDTH_THEN_CLIP else block.clip_qkv
         q = self._projection(Role.Q, index, x, clip)
         k = self._projection(Role.K, index, x, clip)
-        v = self._projection(Role.V, index, x, clip).reshape(tokens, block.kv_heads, -1)
+        v = self._projection(Role.V, index, x, block.clip_qkv).reshape(tokens, block.kv_heads, -1)
         queries = self._heads(q, Role.Q_NORM, index, block, block.heads)
         keys = self._heads(k, Role.K_NORM, index, block, block.kv_heads)
         if block.rope_table != spec.NONE_INDEX:

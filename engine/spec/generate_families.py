@@ -29,9 +29,10 @@ from typing import Any
 def generate() -> str:
     """The text of _families.py."""
     families = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
-    gguf = families.pop("gguf")
+    activations, gguf = families.pop("activations"), families.pop("gguf")
     return (
-        f"{HEAD}FAMILIES: dict[str, dict[str, Any]] = {literal(families)}\n\n"
+        f"{HEAD}ACTIVATIONS: dict[str, str] = {literal(activations)}\n\n"
+        f"FAMILIES: dict[str, dict[str, Any]] = {literal(families)}\n\n"
         f"GGUF: dict[str, dict[str, Any]] = {literal(gguf)}\n"
     )
 

@@ -38,7 +38,7 @@ def load() -> Check:
             key = family_of(architectures_of(table), model_type_of(table))
             records = decoder_records(shape_from_config(key, table))
             if records.model.layers <= 4 and all(layer.experts <= 64 for layer in records.layers):
-                expected_names(records, FAMILIES[key]["tensors"], stacked=False)
+                expected_names(records, FAMILIES[key]["tensors"])
 
     # A refusal must name the file: messages of other readers would not help.
     def named(data: bytes) -> None:

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Tiny checkpoints that `transformers` writes itself, with weights that make every part matter."""
+"""Tiny checkpoints with random weights that make every part of a family matter, and what the family's own code says.
+
+A case is a configuration of one family. Those that `transformers` has are written by its own
+`save_pretrained`; their configurations vary what published models vary: ratios of heads, tied
+embeddings, biases, windows shorter than the prompt, RoPE scaling, sizes that are no multiple of
+anything.
+"""
 
 from __future__ import annotations
 
@@ -12,84 +18,208 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
+import transformers
+
+PROMPT_TOKENS = 64
+LOGITS_DEVIATION = 2.0  # above 1: an error of 1e-4 of the largest logit would be seen
+# Every configuration; a case adds to it. Sizes are odd on purpose, heads * head_dim is not hidden.
+SIZES: dict[str, Any] = {
+    "hidden_size": 72,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 131,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 
 
-@dataclass
-class MixtralShape:
-    """Arguments of a MixtralConfig."""
+@dataclass(frozen=True)
+class Case:
+    """One configuration of a family of families.toml; `more` changes `SIZES`."""
 
-    hidden: int = 64
-    intermediate: int = 96
-    layers: int = 3
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 16
-    experts: int = 8
-    top_k: int = 2
-    vocabulary: int = 128
-    tied: bool = False
-    window: int | None = None
+    family: str
+    name: str
+    configuration: str  # class names of transformers
+    model: str
     more: dict[str, Any] = field(default_factory=dict)
+    gains: dict[str, float] = field(default_factory=dict)  # part of a parameter's name -> factor
 
-    def config(self) -> MixtralConfig:
-        """The configuration."""
-        return MixtralConfig(
-            hidden_size=self.hidden,
-            intermediate_size=self.intermediate,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            num_local_experts=self.experts,
-            num_experts_per_tok=self.top_k,
-            vocab_size=self.vocabulary,
-            tie_word_embeddings=self.tied,
-            sliding_window=self.window,
-            max_position_embeddings=256,
-            **self.more,
-        )
+    @property
+    def id(self) -> str:
+        """Name in test ids and in docs/models.md."""
+        return f"{self.family}-{self.name}"
+
+    def config(self) -> dict[str, Any]:
+        """The arguments of the configuration."""
+        return {**SIZES, **self.more}
 
 
-def make_mixtral(shape: MixtralShape, folder: Path, seed: int) -> Any:
-    """A float32 model with random weights, also saved in `folder`.
+def _cases(family: str, model: str, base: dict[str, Any], variants: dict[str, dict[str, Any]]) -> list[Case]:
+    """Cases of a family: each variant on top of `base`."""
+    gains = base.pop("gains", {})
+    return [
+        Case(family, name, f"{model}Config", f"{model}ForCausalLM", {**base, **more}, gains)
+        for name, more in variants.items()
+    ]
 
-    Weights have deviation 1 / sqrt(inputs), so activations keep their size through the layers and
-    the logits have a deviation of at least 1: an error of 1e-4 would be seen.
-    """
-    torch.manual_seed(seed)
-    make: Any = MixtralForCausalLM._from_config
-    model = make(shape.config(), attn_implementation="eager", dtype=torch.float32)
-    model.eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.copy_(1 + 0.1 * torch.randn_like(parameter))
-                continue
-            gain = 2.0 if "gate.weight" in name or name.startswith("lm_head") else 1.0
-            fan_in = 1 if "embed_tokens" in name else parameter.shape[-1]
-            parameter.copy_(torch.randn_like(parameter) * (gain / math.sqrt(fan_in)))
-        if shape.tied:
-            model.model.norm.weight.mul_(0.25)  # the head is the embedding: deviation 1 per input
-    model.save_pretrained(folder)
-    return model
+
+def _rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
+
+
+YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=32)
+LLAMA3 = _rope(
+    "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+)
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.0625,
+    "logits_scaling": 6.0,
+}
+
+CASES: list[Case] = [
+    *_cases(
+        "mixtral",
+        "Mixtral",
+        {"head_dim": 16, "num_local_experts": 8},
+        {
+            "grouped heads": {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 128},
+            "one kv head": {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 8},
+            "all kv heads, top-1": {"num_key_value_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 1},
+            "tied": {"tie_word_embeddings": True, "vocab_size": 99},
+            "5 experts, top-3": {"head_dim": 24, "num_local_experts": 5, "num_experts_per_tok": 3},
+            "16 experts, top-6": {"num_local_experts": 16, "num_experts_per_tok": 6},
+            "window 11": {"sliding_window": 11, "num_hidden_layers": 4},
+            "theta 1e4, eps 1e-6": {**_rope("default"), "rms_norm_eps": 1e-6},
+            "rope linear": _rope("linear", factor=4.0),
+        },
+    ),
+    *_cases(
+        "granite_moe",
+        "GraniteMoe",
+        {**GRANITE, "num_local_experts": 8, "gains": {"embed_tokens": 1 / 12}},
+        {
+            "tied, top-2": {"tie_word_embeddings": True},
+            "40 experts, top-8": {"num_local_experts": 40, "num_experts_per_tok": 8, "num_key_value_heads": 1},
+            "biases": {"attention_bias": True, "num_key_value_heads": 4},
+            "theta 1.5e6": {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1.5e6},
+                "hidden_size": 64,
+                "intermediate_size": 32,
+                "tie_word_embeddings": True,
+            },
+            "rope linear": {**_rope("linear", factor=2.0), "tie_word_embeddings": True},
+        },
+    ),
+    *_cases(
+        "granite_moe",
+        "GraniteMoeShared",
+        {**GRANITE, "num_local_experts": 6, "shared_intermediate_size": 40, "gains": {"embed_tokens": 1 / 12}},
+        {"shared expert": {"tie_word_embeddings": True}, "shared expert, untied": {"num_experts_per_tok": 3}},
+    ),
+    *_cases(
+        "olmoe",
+        "Olmoe",
+        {"num_experts": 16, "num_experts_per_tok": 4, "num_key_value_heads": 4},
+        {
+            "16 experts, top-4": {},
+            "64 experts, top-8": {"num_experts": 64, "num_experts_per_tok": 8, "intermediate_size": 32},
+            "grouped heads, tied": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+            "clipped": {"clip_qkv": 1.5},
+            "normalised, biases": {"norm_topk_prob": True, "attention_bias": True, "clip_qkv": 2.0},
+            "rope llama3": LLAMA3,
+        },
+    ),
+    *_cases(
+        "qwen2_moe",
+        "Qwen2Moe",
+        {"num_experts": 8, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 104},
+        {
+            "biases, shared expert": {"num_key_value_heads": 4},
+            "no biases, normalised": {"qkv_bias": False, "norm_topk_prob": True},
+            "60 experts, top-4": {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 24},
+            "dense layers": {"decoder_sparse_step": 2, "mlp_only_layers": [1], "num_hidden_layers": 4},
+            "window 11 on two layers": {
+                "use_sliding_window": True,
+                "sliding_window": 11,
+                "max_window_layers": 3,
+                "num_hidden_layers": 4,
+            },
+            "tied, rope yarn": {"tie_word_embeddings": True, **YARN},
+        },
+    ),
+    *_cases(
+        "qwen3_moe",
+        "Qwen3Moe",
+        {"num_experts": 8, "moe_intermediate_size": 40, "head_dim": 24, "norm_topk_prob": True},
+        {
+            "grouped heads": {},
+            "128 experts, top-8": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 16},
+            "biases, not normalised": {"attention_bias": True, "norm_topk_prob": False, "head_dim": 32},
+            "dense layers, tied": {"mlp_only_layers": [0], "tie_word_embeddings": True},
+            "window 11": {"use_sliding_window": True, "sliding_window": 11, "num_attention_heads": 8},
+            "rope yarn": YARN,
+        },
+    ),
+]  # fmt: skip
 
 
 @dataclass
 class Oracle:
-    """What `transformers` computes for a prompt."""
+    """What the family's own code computes for a prompt."""
 
+    ids: list[int]
     logits: np.ndarray[Any, np.dtype[np.float32]]  # (positions, vocabulary)
-    routing: list[np.ndarray[Any, np.dtype[np.int64]]]  # per layer (positions, top_k), by rank
+    routing: list[np.ndarray[Any, np.dtype[np.int64]]]  # per MoE layer (positions, top_k), by rank
+
+
+def randomise(model: Any, gains: dict[str, float]) -> None:
+    """Weights of deviation 1 / sqrt(inputs), so activations keep their size through the layers."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            if name.endswith(("norm.weight", "layernorm.weight")):
+                parameter.copy_(1 + 0.1 * noise)
+                continue
+            if name.endswith("bias"):
+                parameter.copy_(0.5 * noise)
+                continue
+            gain = 2.0 if "gate.weight" in name or "router" in name else 1.0
+            for part, factor in gains.items():
+                gain *= factor if part in name else 1.0
+            fan_in = 1 if "embed" in name else parameter.shape[-1]
+            parameter.copy_(noise * (gain / math.sqrt(fan_in)))
+
+
+def make_checkpoint(case: Case, folder: Path) -> Oracle:
+    """Writes the checkpoint of a case into `folder` and runs a prompt through the model."""
+    seed = [other.id for other in CASES].index(case.id)
+    torch.manual_seed(seed)
+    configuration: Any = getattr(transformers, case.configuration)(**case.config())
+    make: Any = getattr(transformers, case.model)._from_config
+    model = make(configuration, attn_implementation="eager", dtype=torch.float32)
+    model.eval()
+    randomise(model, case.gains)
+    vocabulary = configuration.vocab_size
+    ids = [int(token) for token in np.random.default_rng(seed).integers(0, vocabulary, PROMPT_TOKENS)]
+    with torch.no_grad(), deterministic():  # the logits are linear in the last norm's weights
+        deviation = float(model(torch.tensor([ids]), use_cache=False).logits.std())
+        model.model.norm.weight.mul_(LOGITS_DEVIATION / deviation)
+    model.save_pretrained(folder)
+    return run_oracle(model, ids)
 
 
 def run_oracle(model: Any, ids: list[int]) -> Oracle:
-    """Logits of all positions and the chosen experts of every layer."""
+    """Logits of all positions and the chosen experts of every MoE layer."""
     with torch.no_grad(), deterministic():
         out = model(torch.tensor([ids]), output_router_logits=True, use_cache=False)
     k = model.config.num_experts_per_tok
     routing = [torch.topk(layer.reshape(len(ids), -1), k, dim=-1).indices.numpy() for layer in out.router_logits]
-    return Oracle(out.logits[0].float().numpy(), routing)
+    return Oracle(ids, out.logits[0].float().numpy(), routing)
 
 
 @contextmanager

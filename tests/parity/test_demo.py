@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import MixtralShape, deterministic
+from checkpoints import deterministic
 from colibri import layout
 from colibri._spec import AttentionBlock, MoeBlock, Role, Scope
 from colibri.engine import Engine
 from colibri.format import ModelFile, open_model
-from transformers import MixtralForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM
 
 PROMPTS = (
     ("What is the capital of France?", True),
@@ -51,31 +51,32 @@ def load(path: Path) -> Any:
         first = records.layers[0]
         assert isinstance(first.mixer, AttentionBlock)
         assert isinstance(first.ffn, MoeBlock)
-        shape = MixtralShape(
-            hidden=records.model.hidden,
-            intermediate=first.ffn.intermediate,
-            layers=records.model.layers,
-            heads=first.mixer.heads,
-            kv_heads=first.mixer.kv_heads,
+        config = MixtralConfig(
+            hidden_size=records.model.hidden,
+            intermediate_size=first.ffn.intermediate,
+            num_hidden_layers=records.model.layers,
+            num_attention_heads=first.mixer.heads,
+            num_key_value_heads=first.mixer.kv_heads,
             head_dim=first.mixer.head_dim,
-            experts=first.ffn.experts,
-            top_k=first.ffn.top_k,
-            vocabulary=records.model.vocabulary,
-            tied=bool(records.model.tied_head),
-            more={"rms_norm_eps": first.layer.norm_eps},
+            num_local_experts=first.ffn.experts,
+            num_experts_per_tok=first.ffn.top_k,
+            vocab_size=records.model.vocabulary,
+            tie_word_embeddings=bool(records.model.tied_head),
+            rms_norm_eps=first.layer.norm_eps,
+            max_position_embeddings=256,
         )
         make: Any = MixtralForCausalLM._from_config
         with torch.device("meta"):
-            model = make(shape.config(), attn_implementation="eager", dtype=torch.float32)
+            model = make(config, attn_implementation="eager", dtype=torch.float32)
         model.to_empty(device="cpu")
         with torch.no_grad():
             model.model.rotary_emb.inv_freq.copy_(torch.tensor(records.ropes[0].inv_freq))
             model.model.embed_tokens.weight.copy_(tensor(file, Role.EMBEDDING))
             model.model.norm.weight.copy_(tensor(file, Role.FINAL_NORM)[0])
-            if not shape.tied:
+            if not records.model.tied_head:
                 model.lm_head.weight.copy_(tensor(file, Role.HEAD))
             for index, layer in enumerate(model.model.layers):
-                load_layer(file, index, layer, shape.experts)
+                load_layer(file, index, layer, first.ffn.experts)
         model.tie_weights()
     return model.eval()
 

@@ -164,6 +164,7 @@ def check_gen() -> list[Step]:
         "syscalls": "configs/seccomp/generate.py",
         "unicode": "engine/spec/generate_unicode.py",
         "golden": "engine/native/tests/make_golden.py",
+        "models": "tests/parity/make_document.py",
     }
     return [Step(f"generated-{name}", [PYTHON, path, "--check"]) for name, path in generators.items()]
 

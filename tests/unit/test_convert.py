@@ -648,11 +648,55 @@ def test_tensors_that_do_not_fit_are_named(
     assert error.message.startswith(message)
 
 
+QWEN2: dict[str, Any] = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "moe_intermediate_size": 24,
+    "num_experts": 4,
+    "sliding_window": 9,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "message"),
+    [
+        ({"mlp_only_layers": [0, 1]}, Code.UNSUPPORTED, "config.json: all 2 layers are dense; only models with exp"),
+        ({"decoder_sparse_step": 3}, Code.UNSUPPORTED, "config.json: all 2 layers are dense"),
+        ({"decoder_sparse_step": 0}, Code.LIMIT, "config.json: sparse_step is 0, must be 1..512"),
+        ({"mlp_only_layers": [2]}, Code.ARGUMENT, "config.json: dense layers are [2], must be numbers of layers, 0..1"),
+        ({"mlp_only_layers": 0}, Code.ARGUMENT, "config.json: mlp_only_layers is 0, must be a list"),
+        ({"use_sliding_window": True}, Code.ARGUMENT, "config.json: layer_types is [], with use_sliding_window it mu"),
+        (
+            {"use_sliding_window": True, "layer_types": ["full_attention", "linear_attention"]},
+            Code.ARGUMENT,
+            "config.json: layer_types is ['full_attention', 'linear_attention'], with use_sliding_window it must say",
+        ),
+        ({"qkv_bias": 1}, Code.ARGUMENT, "config.json: qkv_bias is 1, must be true or false"),
+        ({"norm_topk_prob": None, "num_experts": ...}, Code.ARGUMENT, "config.json has no num_experts"),
+        (
+            {"architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 4, "logits_scaling": 0},
+            Code.ARGUMENT,
+            "config.json: logits_divisor is 0.0, must be above 1e-06..1e+06",
+        ),
+        (
+            {"architectures": ["OlmoeForCausalLM"], "clip_qkv": -1},
+            Code.ARGUMENT,
+            "config.json: clip_qkv is -1.0, must be 0..1e+06",
+        ),
+    ],
+)
+def test_configurations_of_other_families_are_refused_by_name(
+    config: dict[str, Any], code: Code, message: str, tmp_path: Path
+) -> None:
+    error = refusal(checkpoint(tmp_path / "hf", **{**QWEN2, **config}))
+    assert error.message.startswith(message)
+    assert error.code == code
+
+
 @pytest.mark.parametrize(
     ("config", "code", "message"),
     [
         ({"architectures": ["LlamaForCausalLM"]}, Code.UNSUPPORTED, "the checkpoint is LlamaForCausalLM, not a"),
-        ({"architectures": ["OlmoeForCausalLM"]}, Code.UNSUPPORTED, "the checkpoint is OlmoeForCausalLM (router: soft"),
+        ({"architectures": ["GptOssForCausalLM"]}, Code.UNSUPPORTED, "the checkpoint is GptOssForCausalLM (router: t"),
         ({"architectures": ..., "model_type": "gpt2"}, Code.UNSUPPORTED, "the checkpoint is gpt2, not"),
         ({"architectures": ..., "model_type": ...}, Code.UNSUPPORTED, "the checkpoint is nothing, not"),
         ({"hidden_size": ...}, Code.ARGUMENT, "config.json has no hidden_size"),
@@ -684,8 +728,20 @@ def test_tensors_that_do_not_fit_are_named(
         ({"architectures": "MixtralForCausalLM"}, Code.ARGUMENT, "config.json: architectures is 'MixtralForCausalLM'"),
         ({"architectures": [["Mixtral"]]}, Code.ARGUMENT, "config.json: architectures is [['Mixtral']], must be a li"),
         ({"architectures": ..., "model_type": 7}, Code.ARGUMENT, "config.json: model_type is 7, must be a name"),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, Code.UNSUPPORTED, "config.json: rope_scaling of type 'lin"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, Code.UNSUPPORTED, "config.json: rope_parameters of type 'yarn'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, Code.UNSUPPORTED, "config.json: rope_scaling of type 'd"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, Code.UNSUPPORTED, "config.json: rope_parameters of type 'lon"),
+        ({"rope_scaling": {"type": "linear"}}, Code.ARGUMENT, "config.json: rope_scaling.factor is None, must be 1.."),
+        ({"rope_scaling": {"type": "yarn", "factor": 0.5}}, Code.ARGUMENT, "config.json: rope_scaling.factor is 0.5"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2, "mscale": 1.0}},
+            Code.UNSUPPORTED,
+            "config.json: rope_scaling.mscale is 1.0, supported: 0 or none",
+        ),
+        (
+            {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
+            Code.ARGUMENT,
+            "config.json: rope_scaling.low_freq_factor is 4.0, must be below high_freq_factor, 1.0",
+        ),
         (
             {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
             Code.UNSUPPORTED,

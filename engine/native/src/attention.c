@@ -35,7 +35,7 @@ static void clip(float *x, float limit, size_t n)
     }
 }
 
-/* Bias, clip, QK norm, RoPE: what happens to q and k between projection and use. */
+/* Bias, clip, QK norm (or these two the other way), RoPE: what happens to q and k between projection and use. */
 static void shape_heads(const struct cb_pass *p, float *x, size_t heads, const float *bias,
                         const float *norm, size_t token)
 {
@@ -45,9 +45,12 @@ static void shape_heads(const struct cb_pass *p, float *x, size_t heads, const f
     uint32_t table, pairs = 0;
 
     add_bias(x, bias, heads * dim);
-    clip(x, a->clip_qkv, heads * dim);
-    if (a->qk_norm_kind == CB_QK_NORM_FULL_WIDTH)
+    if (a->qk_norm_kind != CB_QK_NORM_FULL_WIDTH_THEN_CLIP)
+        clip(x, a->clip_qkv, heads * dim);
+    if (a->qk_norm_kind >= CB_QK_NORM_FULL_WIDTH)
         p->k->rmsnorm(x, norm, heads * dim, a->qk_norm_eps, x);
+    if (a->qk_norm_kind == CB_QK_NORM_FULL_WIDTH_THEN_CLIP)
+        clip(x, a->clip_qkv, heads * dim);
     for (table = 0; table < m->ropes && table < a->rope_table; table++)
         pairs += m->rope[table].block.pairs;
     for (h = 0; h < heads; h++) {

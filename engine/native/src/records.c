@@ -79,7 +79,7 @@ static const struct field attention_fields[] = {
     FLOAT_("scale"),
     RANGE_("window_tokens", 0, CB_MAX_CONTEXT_TOKENS),
     ANY_("rope_table"),
-    ENUM_("qk_norm_kind", CB_QK_NORM_FULL_WIDTH),
+    ENUM_("qk_norm_kind", CB_QK_NORM_FULL_WIDTH_THEN_CLIP),
     FLOAT_("qk_norm_eps"),
     FLOAT_("clip_qkv"),
     FLOAT_("softcap"),

@@ -256,6 +256,7 @@ enum {
     CB_QK_NORM_NONE = 0,
     CB_QK_NORM_PER_HEAD = 1,
     CB_QK_NORM_FULL_WIDTH = 2,
+    CB_QK_NORM_FULL_WIDTH_THEN_CLIP = 3,
 };
 
 /* activations */

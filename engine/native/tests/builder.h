@@ -226,7 +226,7 @@ static inline void build_attention(const struct build_recipe *r, const struct bu
 {
     const struct cb_block_attention *a = &l->attention;
     uint32_t h = r->model.hidden, q = a->heads * a->head_dim, k = a->kv_heads * a->head_dim;
-    uint32_t v = a->kv_heads * a->value_dim, full = a->qk_norm_kind == CB_QK_NORM_FULL_WIDTH;
+    uint32_t v = a->kv_heads * a->value_dim, full = a->qk_norm_kind >= CB_QK_NORM_FULL_WIDTH;
 
     build_matrix(g, CB_ROLE_Q, r->trunk_dtype, q, h);
     if (a->q_bias)

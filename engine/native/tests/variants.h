@@ -62,13 +62,14 @@ static inline void vary_small_thinker(struct build_recipe *r)
     }
 }
 
-/* OLMoE: full-width QK norm and clipping; sigmoid scores with a selection bias. */
+/* OLMoE: full-width QK norm and clipping, in both orders; sigmoid scores with a selection bias. */
 static inline void vary_sigmoid(struct build_recipe *r)
 {
     uint32_t i;
 
     for (i = 0; i < 2; i++) {
-        r->layers[i].attention.qk_norm_kind = CB_QK_NORM_FULL_WIDTH;
+        r->layers[i].attention.qk_norm_kind =
+            i == 0 ? CB_QK_NORM_FULL_WIDTH : CB_QK_NORM_FULL_WIDTH_THEN_CLIP;
         r->layers[i].attention.clip_qkv = 0.75f;
         r->layers[i].attention.value_dim = 14;
         r->layers[i].moe.router_score = i == 0 ? CB_SCORE_SIGMOID : CB_SCORE_LOGITS;

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: MIT
+"""RoPE frequencies of a checkpoint, after the scaling that its configuration asks for.
+
+The device computes no power and no logarithm: what is stored is final. Everything is decimal
+arithmetic of 60 digits, rounded once to binary32, so that stored bytes are the same everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
+from fractions import Fraction
+from typing import Any
+
+from colibri._spec import MAX_CONTEXT_TOKENS, Code
+from colibri.errors import ColibriError, shown
+from colibri.numbers import round_to_f32
+
+MAX_THETA = 1e30  # theta ** -1 stays a normal binary32 value
+MAX_FACTOR = 1e6
+_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494")
+_CONTEXT = Context(prec=60)
+KINDS = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What a configuration says about longer contexts; `kind` is one of KINDS."""
+
+    kind: str = "default"
+    factor: float = 1.0
+    trained_tokens: int = 1  # original_max_position_embeddings
+    low: float = 1.0  # low_freq_factor, beta_slow
+    high: float = 4.0  # high_freq_factor, beta_fast
+    attention_factor: float = 0.0  # 0: what the kind says
+    truncate: bool = True
+
+
+def _rounded(value: Decimal) -> float:
+    return round_to_f32(Fraction(value))
+
+
+def _ramp(index: int, low: Decimal, high: Decimal) -> Decimal:
+    """0 up to `low`, 1 from `high` on, straight between them."""
+    if low == high:
+        high += Decimal("0.001")  # as published: no division by zero
+    return min(max((index - low) / (high - low), Decimal(0)), Decimal(1))
+
+
+def _yarn_range(theta: Decimal, rotary_dim: int, scaling: Scaling) -> tuple[Decimal, Decimal]:
+    """The first and last pair between those that keep their frequency and those that are divided."""
+
+    def pair_of(rotations: float) -> Decimal:
+        turns = Decimal(scaling.trained_tokens) / (Decimal(rotations) * 2 * _PI)
+        return rotary_dim * turns.ln() / (2 * theta.ln())
+
+    low, high = pair_of(scaling.high), pair_of(scaling.low)
+    if scaling.truncate:
+        low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
+    return max(low, Decimal(0)), min(high, Decimal(rotary_dim - 1))
+
+
+def _scaled(index: int, plain: Decimal, theta: Decimal, rotary_dim: int, scaling: Scaling) -> Decimal:
+    """The frequency of pair `index` after scaling."""
+    factor = Decimal(scaling.factor)
+    if scaling.kind == "linear":
+        return plain / factor
+    if scaling.kind == "llama3":
+        turns = scaling.trained_tokens * plain / (2 * _PI)  # of the trained context
+        low, high = Decimal(scaling.low), Decimal(scaling.high)
+        if turns < low:
+            return plain / factor
+        if turns > high:
+            return plain
+        smooth = (turns - low) / (high - low)
+        return (1 - smooth) * plain / factor + smooth * plain
+    if scaling.kind == "yarn":
+        divided = _ramp(index, *_yarn_range(theta, rotary_dim, scaling))
+        return plain / factor * divided + plain * (1 - divided)
+    return plain
+
+
+def frequencies(theta: float, rotary_dim: int, scaling: Scaling) -> tuple[list[float], float]:
+    """Inverse frequency of each pair, and what cosine and sine are multiplied with."""
+    with localcontext(_CONTEXT):
+        base = Decimal(theta)
+        found = []
+        for index in range(rotary_dim // 2):
+            plain = base ** (Decimal(-2 * index) / Decimal(rotary_dim))
+            found.append(_rounded(_scaled(index, plain, base, rotary_dim, scaling)))
+        factor = 1.0
+        if scaling.kind == "yarn":
+            factor = scaling.attention_factor or _rounded(Decimal("0.1") * Decimal(scaling.factor).ln() + 1)
+        return found, factor
+
+
+def _number(key: str, table: dict[str, Any], name: str, default: float | None, low: float, high: float) -> float:
+    value = table.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ColibriError(
+            Code.ARGUMENT, f"config.json: {key}.{name} is {shown(repr(value))}, must be {low:g}..{high:g}"
+        )
+    return float(value)
+
+
+def scaling_from_config(config: dict[str, Any], context_tokens: int) -> Scaling:
+    """The scaling of `rope_scaling` or `rope_parameters`; kinds that are not built in are refused by name."""
+    result = Scaling()
+    for key in ("rope_scaling", "rope_parameters"):
+        table = config.get(key)
+        if table is None:
+            continue
+        if not isinstance(table, dict):
+            raise ColibriError(
+                Code.ARGUMENT, f"config.json: {key} is {shown(repr(table))}, must be null or an object"
+            )
+        kind = table.get("rope_type", table.get("type")) or "default"
+        if kind not in KINDS:
+            raise ColibriError(
+                Code.UNSUPPORTED,
+                f"config.json: {key} of type {shown(repr(kind))}; supported: {', '.join(KINDS)}",
+            )
+        if table.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ColibriError(
+                Code.UNSUPPORTED,
+                f"config.json: {key}.partial_rotary_factor {shown(repr(table['partial_rotary_factor']))}, supported: 1",
+            )
+        if kind != "default":
+            result = _scaling(key, table, kind, config, context_tokens)
+    return result
+
+
+def _scaling(key: str, table: dict[str, Any], kind: str, config: dict[str, Any], context_tokens: int) -> Scaling:
+    factor = _number(key, table, "factor", None, 1, MAX_FACTOR)
+    if kind == "linear":
+        return Scaling(kind, factor)
+    name = "original_max_position_embeddings"
+    trained = _number(key, table, name, config.get(name, context_tokens), 1, MAX_CONTEXT_TOKENS)
+    if kind == "llama3":
+        low = _number(key, table, "low_freq_factor", None, 1e-6, MAX_FACTOR)
+        high = _number(key, table, "high_freq_factor", None, 1e-6, MAX_FACTOR)
+        if low >= high:
+            raise ColibriError(
+                Code.ARGUMENT, f"config.json: {key}.low_freq_factor is {low}, must be below high_freq_factor, {high}"
+            )
+        return Scaling(kind, factor, int(trained), low, high)
+    for name in ("mscale", "mscale_all_dim"):
+        if table.get(name):
+            raise ColibriError(
+                Code.UNSUPPORTED, f"config.json: {key}.{name} is {shown(repr(table[name]))}, supported: 0 or none"
+            )
+    low = _number(key, table, "beta_slow", 1.0, 1e-6, MAX_FACTOR)
+    high = _number(key, table, "beta_fast", 32.0, 1e-6, MAX_FACTOR)
+    given = table.get("attention_factor") is not None
+    attention = _number(key, table, "attention_factor", None, 1e-6, MAX_FACTOR) if given else 0.0
+    truncate = table.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise ColibriError(
+            Code.ARGUMENT, f"config.json: {key}.truncate is {shown(repr(truncate))}, must be true or false"
+        )
+    return Scaling(kind, factor, int(trained), low, high, attention, truncate)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""Make docs/models.md from engine/spec/families.toml and tests/parity/results.json.
+
+    python tests/parity/make_document.py           # write it
+    python tests/parity/make_document.py --check   # exit 1 when it differs
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FAMILIES = REPOSITORY / "engine/spec/families.toml"
+RESULTS = Path(__file__).with_name("results.json")
+DOCUMENT = REPOSITORY / "docs/models.md"
+HEAD = """\
+# Model families
+
+Made by tests/parity/make_document.py from engine/spec/families.toml and tests/parity/results.json; do not edit.
+
+## What is converted
+`colibri convert FOLDER MODEL.colibri` reads config.json and takes the family from `architectures` (else
+`model_type`). Dimensions come from the checkpoint alone. Activations: {activations}. RoPE scaling: none, linear,
+llama3, YaRN (as `rope_scaling` or `rope_parameters`); dynamic, LongRoPE and partial rotation are refused by name.
+Anything in the checkpoint that the records have no place for is refused, never left out.
+
+| family | `architectures` | router | attention |
+|---|---|---|---|
+"""
+MIDDLE = """
+Known and refused by name (a conversion says what the router is and which families are ready): {refused}.
+
+## What was measured
+Each row is a checkpoint with random weights, written by the family's own code ({oracles}), converted, and run over
+{tokens} tokens. The standard deviation of its logits is 2. *f32*: the largest difference of a logit with f32 weights
+and KV cache, in parts of the largest logit, rounded up to 1, 2 or 5 times a power of ten; the limit is 1e-4, and the
+chosen experts of every layer and token are the same. *int8*, *int4*: every matrix int8 (experts int4), routers and
+norms f32, KV cache f16: root mean square of the difference in parts of that of the logits, and how many choices of
+experts and best tokens stay the same. Random weights are the worst case for quantisation and routing (no structure,
+small margins): the figures compare families and find mistakes, they do not predict quality. For every row the numpy
+reference and the C engine give the same bits, with every instruction set of the machine, token by token and in one
+batch; and every planted fault of the records (frequencies, eps, scales, norms, multipliers, window, gate, activation,
+scores) gives an error above 1e-4.
+
+| family | configuration | f32 | int8 | int4 | same experts int8 / int4 | same best token int8 / int4 |
+|---|---|---:|---:|---:|---:|---:|
+"""
+
+
+def document() -> str:
+    """The text."""
+    families: dict[str, Any] = tomllib.loads(FAMILIES.read_text(encoding="utf-8"))
+    activations = families.pop("activations")
+    families.pop("gguf")
+    results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    ready = {key: family for key, family in families.items() if family["converter"]}
+    rows = [
+        f"| {key} | {', '.join(f'`{name}`' for name in family['architectures'])} | {family['router']} "
+        f"| {family['attention']} |"
+        for key, family in ready.items()
+    ]
+    refused = ", ".join(f"{key} ({family['router']})" for key, family in families.items() if not family["converter"])
+    figures = []
+    for case, row in results.items():
+        family, name = case.split("-", 1)
+        small, tiny = row["int8"], row["int4"]
+        figures.append(
+            f"| {family} | {name} | {row['f32']['error']:.0e} | {small['rms']:.1%} | {tiny['rms']:.1%} "
+            f"| {small['same_experts']:.0%} / {tiny['same_experts']:.0%} "
+            f"| {small['same_best_token']:.0%} / {tiny['same_best_token']:.0%} |"
+        )
+    middle = MIDDLE.format(
+        refused=refused, tokens=64, oracles="`transformers`; a short torch module of the tests where it has none"
+    )
+    return HEAD.format(activations=", ".join(activations)) + "\n".join(rows) + "\n" + middle + "\n".join(figures) + "\n"
+
+
+def write() -> int:
+    """Write docs/models.md."""
+    DOCUMENT.write_text(document(), encoding="utf-8")
+    return 0
+
+
+def main() -> int:
+    """Write, or compare."""
+    if "--check" not in sys.argv[1:]:
+        return write()
+    if DOCUMENT.is_file() and DOCUMENT.read_text(encoding="utf-8") == document():
+        return 0
+    print("docs/models.md is not what its sources say; run tests/parity/make_document.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: MIT
+"""Checkpoints of every family, converted by us, against the family's own code in float32.
+
+The figures that these tests measure are in results.json; docs/models.md is made of it. A change of
+the figures that is meant is recorded with `tests/parity/record.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import CASES, Case, Oracle, make_checkpoint
+from colibri._spec import (
+    NONE_INDEX,
+    Activation,
+    AttentionBlock,
+    FfnBlock,
+    MoeBlock,
+    QkNormKind,
+    RouterNormalise,
+    RouterScore,
+)
+from colibri.engine import isas_available
+from colibri.records import Records
+from colibri.reference import ReferenceModel
+from figures import (
+    FLOAT,
+    INT4,
+    INT8,
+    LIMIT,
+    Figures,
+    converted,
+    float_error,
+    measure,
+    recorded,
+    run_engine,
+    run_reference,
+)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.id.replace(" ", "_"))
+def case(request: pytest.FixtureRequest) -> Case:
+    """One configuration of a family."""
+    chosen: Case = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def checkpoint(case: Case, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
+    """The folder of the checkpoint, and what the family's own code says."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    oracle = make_checkpoint(case, folder)
+    assert oracle.logits.std() >= 1
+    assert all(len(np.unique(layer)) > 1 for layer in oracle.routing)
+    return folder, oracle
+
+
+@pytest.fixture(scope="module")
+def floats(checkpoint: tuple[Path, Oracle], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint with float32 weights as a .colibri file."""
+    return converted(checkpoint[0], tmp_path_factory.mktemp("floats"), FLOAT)
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("run", [run_reference, run_engine])
+def test_float_weights_give_the_logits_and_the_routing_of_the_family(
+    case: Case, checkpoint: tuple[Path, Oracle], floats: Path, run: Any, note: Callable[[str], None]
+) -> None:
+    oracle = checkpoint[1]
+    found = run(floats, oracle.ids, "f32")
+    error = float_error(found, oracle)
+    note(f"{case.id}, f32 weights, {run.__name__}: largest error {error:.1e} of the largest logit")
+    assert error <= LIMIT
+    assert len(found.routing) == len(oracle.routing)
+    for layer, expected in zip(sorted(found.routing), oracle.routing, strict=True):
+        np.testing.assert_array_equal(found.routing[layer], expected)
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("precision", [INT8, INT4], ids=["int8", "int4"])
+def test_quantised_weights_give_equal_bits_on_every_instruction_set_and_the_recorded_error(
+    case: Case,
+    checkpoint: tuple[Path, Oracle],
+    tmp_path: Path,
+    precision: Any,
+    note: Callable[[str], None],
+    ran: dict[str, set[str]],
+) -> None:
+    folder, oracle = checkpoint
+    path = converted(folder, tmp_path, precision)
+    reference = run_reference(path, oracle.ids, "f16")
+    for isa in isas_available():
+        engine = run_engine(path, oracle.ids, "f16", isa)
+        np.testing.assert_array_equal(reference.logits.view(np.uint32), engine.logits.view(np.uint32))
+        for layer, expected in reference.routing.items():
+            np.testing.assert_array_equal(engine.routing[layer], expected)
+        ran.setdefault("this machine, families", set()).add(isa)
+    figures = measure(reference, oracle)
+    kind = precision.experts.name.lower()
+    note(f"{case.id}, {kind} experts: {figures}")
+    known = recorded()[case.id][kind]
+    assert figures.rms == pytest.approx(known["rms"], rel=0.1, abs=0.005)
+
+
+# ---- planted faults -----------------------------------------------------------------------------
+
+
+def _mixers(records: Records) -> list[AttentionBlock]:
+    return [layer.mixer for layer in records.layers if isinstance(layer.mixer, AttentionBlock)]
+
+
+def _mixtures(records: Records) -> list[MoeBlock]:
+    return [layer.ffn for layer in records.layers if isinstance(layer.ffn, MoeBlock)]
+
+
+def _wrong_rope(records: Records) -> bool:
+    records.ropes[0].inv_freq[1] *= 1.05
+    return True
+
+
+def _wrong_rope_factor(records: Records) -> bool:
+    records.ropes[0].attention_factor *= 1.02
+    return True
+
+
+def _no_rope(records: Records) -> bool:
+    found = [mixer for mixer in _mixers(records) if mixer.rope_table != NONE_INDEX]
+    found[0].rope_table = NONE_INDEX
+    return True
+
+
+def _wrong_eps(records: Records) -> bool:
+    records.layers[0].layer.norm_eps += 1e-2
+    return True
+
+
+def _wrong_last_eps(records: Records) -> bool:
+    records.model.norm_eps += 1e-2
+    return True
+
+
+def _wrong_scale(records: Records) -> bool:
+    _mixers(records)[0].scale *= 1.05
+    return True
+
+
+def _no_residual_multiplier(records: Records) -> bool:
+    records.layers[-1].layer.residual_multiplier *= 1.02
+    return True
+
+
+def _wrong_embedding_multiplier(records: Records) -> bool:
+    records.model.embedding_multiplier *= 1.05
+    return True
+
+
+def _wrong_logits_multiplier(records: Records) -> bool:
+    records.model.logits_multiplier *= 1.001
+    return True
+
+
+def _window_off_by_one(records: Records) -> bool:
+    found = [mixer for mixer in _mixers(records) if mixer.window_tokens]
+    for mixer in found:
+        mixer.window_tokens += 1
+    return bool(found)
+
+
+def _clip_in_front_of_the_norm(records: Records) -> bool:
+    found = [m for m in _mixers(records) if m.clip_qkv and m.qk_norm_kind == QkNormKind.FULL_WIDTH_THEN_CLIP]
+    for mixer in found:
+        mixer.qk_norm_kind = QkNormKind.FULL_WIDTH
+    return bool(found)
+
+
+def _wrong_qk_eps(records: Records) -> bool:
+    found = [mixer for mixer in _mixers(records) if mixer.qk_norm_kind]
+    for mixer in found:
+        mixer.qk_norm_eps += 1e-2
+    return bool(found)
+
+
+def _no_qk_norm(records: Records) -> bool:
+    found = [mixer for mixer in _mixers(records) if mixer.qk_norm_kind]
+    for mixer in found:
+        mixer.qk_norm_kind = QkNormKind.NONE
+    return bool(found)
+
+
+def _other_router_score(records: Records) -> bool:
+    found = [moe for moe in _mixtures(records) if moe.router_score != RouterScore.SIGMOID and moe.top_k > 1]
+    for moe in found:
+        moe.router_score = RouterScore.SIGMOID
+    return bool(found)
+
+
+def _other_normalisation(records: Records) -> bool:
+    found = [moe for moe in _mixtures(records) if moe.router_score == RouterScore.SOFTMAX_ALL]
+    for moe in found:
+        moe.router_normalise = RouterNormalise(1 - moe.router_normalise)
+    return bool(found)
+
+
+def _one_expert_less(records: Records) -> bool:
+    found = [moe for moe in _mixtures(records) if moe.top_k > 1]
+    for moe in found:
+        moe.top_k -= 1
+    return bool(found)
+
+
+def _other_activation(records: Records) -> bool:
+    blocks = [layer.ffn for layer in records.layers if isinstance(layer.ffn, FfnBlock | MoeBlock)]
+    for block in blocks:
+        silu = block.activation == Activation.SILU
+        block.activation = Activation.GELU_TANH if silu else Activation.SILU
+    return bool(blocks)
+
+
+def _other_shared_gate(records: Records) -> bool:
+    found = [layer.shared for layer in records.layers if layer.shared is not None and layer.shared.gate]
+    for block in found:
+        block.gate = 0
+    return bool(found)
+
+
+FAULT_TOKENS = 24  # behind the shortest window
+FAULTS: dict[str, Callable[[Records], bool]] = {
+    name.removeprefix("_"): function
+    for name, function in list(globals().items())
+    if function in (
+        _wrong_rope, _wrong_rope_factor, _no_rope, _wrong_eps, _wrong_last_eps, _wrong_scale,
+        _no_residual_multiplier, _wrong_embedding_multiplier, _wrong_logits_multiplier, _window_off_by_one,
+        _clip_in_front_of_the_norm, _wrong_qk_eps, _no_qk_norm, _other_router_score, _other_normalisation,
+        _one_expert_less, _other_activation, _other_shared_gate,
+    )
+}  # fmt: skip
+
+
+def test_every_planted_fault_of_the_records_is_seen(checkpoint: tuple[Path, Oracle], floats: Path) -> None:
+    """A comparison that lets one of these pass would let a broken converter pass."""
+    ids, logits = checkpoint[1].ids[:FAULT_TOKENS], checkpoint[1].logits[:FAULT_TOKENS]
+    planted = []
+    for name, plant in FAULTS.items():
+        model = ReferenceModel(floats)
+        if not plant(model.records):
+            continue
+        planted.append(name)
+        error = float_error(model.session("f32").append(ids), Oracle(ids, logits, []))
+        assert error > 1e-4, name
+    assert len(planted) >= 10
+
+
+def test_the_recorded_figures_are_those_of_these_cases() -> None:
+    assert list(recorded()) == [case.id for case in CASES]
+    for figures in recorded().values():
+        assert figures["f32"]["error"] <= LIMIT
+        assert Figures(**figures["int8"]).rms <= Figures(**figures["int4"]).rms
