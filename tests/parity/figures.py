@@ -19,7 +19,7 @@ from colibri.reference import Forward, ReferenceModel
 FLOAT = Precision(DType.F32, DType.F32, DType.F32)
 INT8 = Precision(DType.INT8, DType.INT8, DType.F32)
 INT4 = Precision(DType.INT4, DType.INT8, DType.F32)
-LIMIT = 2e-5  # of the largest logit; the requirement is 1e-4, float32 noise is near 1e-6
+LIMIT = 1e-5  # of the largest logit; the requirement is 1e-4, float32 noise is near 1e-6
 RESULTS = Path(__file__).with_name("results.json")
 
 
@@ -46,7 +46,7 @@ def converted(folder: Path, target: Path, precision: Precision) -> Path:
 
 
 def run_engine(path: Path, ids: list[int], kv: str, isa: str | None = None) -> Forward:
-    """The C engine: half of the prompt in batches, the rest token by token."""
+    """The C engine, token by token; the whole prompt in one call must end with the same logits."""
     logits: list[Any] = []
     routing: dict[int, list[Any]] = {}
     with Engine(path, kv=kv, threads=2, lock="off", isa=isa) as engine, engine.session() as session:
@@ -56,7 +56,6 @@ def run_engine(path: Path, ids: list[int], kv: str, isa: str | None = None) -> F
             logits.append(session.logits_array())
             for layer in moe:
                 routing.setdefault(layer, []).append(session.routing(layer)[0])
-        # The same sequence in one call: the last logits do not depend on the split.
         session.reset()
         session.append(ids)
         np.testing.assert_array_equal(session.logits_array().view(np.uint32), logits[-1].view(np.uint32))
