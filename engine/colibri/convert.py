@@ -56,7 +56,7 @@ def expected_names(records: Records, names: dict[str, str]) -> dict[str, tuple[i
     shapes: dict[str, tuple[int, ...]] = {}
     for scope, layer in tensor_groups(records):
         for role, shape in required_tensors(records, scope, layer).items():
-            name = TensorName.parse(_named(names, role))
+            name = _tensor_name(names, role)
             experts = records.layers[layer].experts if layer is not None else 0
             rows = shape.rows * name.parts
             matrix = (rows, shape.columns) if shape.rows > 1 or shape.layout else (shape.columns,)
@@ -70,13 +70,13 @@ def expected_names(records: Records, names: dict[str, str]) -> dict[str, tuple[i
     return shapes
 
 
-def _named(names: dict[str, str], role: Role) -> str:
+def _tensor_name(names: dict[str, str], role: Role) -> TensorName:
     key = role.name.lower()
     if key not in names:
         raise ColibriError(
             Code.UNSUPPORTED, f"the configuration asks for {key}, a tensor that this family's checkpoints do not have"
         )
-    return names[key]
+    return TensorName.parse(names[key])
 
 
 def check_names(source: Source, expected: dict[str, tuple[int, ...]], ignored: list[str]) -> None:
@@ -106,7 +106,7 @@ def named_rows(source: Source, names: dict[str, str]) -> RowSource:
 
     def rows(slot: Slot, first: int, end: int) -> F32:
         tensor = slot.tensor
-        wanted = TensorName.parse(_named(names, tensor.role))
+        wanted = _tensor_name(names, tensor.role)
         name = wanted.template.format(layer=tensor.layer, expert=slot.expert)
         skipped = wanted.part * tensor.rows
         index = (slot.expert or 0) if wanted.stacked else 0
