@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the generators of this folder share: values as Python source, and writing or checking a file."""
+"""What generators share: values as Python source, and writing or checking a file."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def write_or_check(description: str | None, target: Path, text: str, source: str
         target.write_text(text, encoding="utf-8")
         return 0
     if not target.is_file() or target.read_text(encoding="utf-8") != text:
-        print(f"{target} differs from {source}; run engine/spec/{Path(sys.argv[0]).name}", file=sys.stderr)
+        print(f"{target} differs from {source}; run {sys.argv[0]}", file=sys.stderr)
         return 1
     return 0

@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "engine" / "spec"))
+
+from generated import write_or_check  # noqa: E402
+
 FAMILIES = REPOSITORY / "engine/spec/families.toml"
 RESULTS = Path(__file__).with_name("results.json")
 DOCUMENT = REPOSITORY / "docs/models.md"
@@ -87,12 +91,7 @@ def write() -> int:
 
 def main() -> int:
     """Write, or compare."""
-    if "--check" not in sys.argv[1:]:
-        return write()
-    if DOCUMENT.is_file() and DOCUMENT.read_text(encoding="utf-8") == document():
-        return 0
-    print("docs/models.md is not what its sources say; run tests/parity/make_document.py", file=sys.stderr)
-    return 1
+    return write_or_check(__doc__, DOCUMENT, document(), "families.toml and results.json")
 
 
 if __name__ == "__main__":

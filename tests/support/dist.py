@@ -20,6 +20,9 @@ import tarfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "tests" / "smoke"))
+
+from support import write_atomically  # noqa: E402
 
 
 def git(*arguments: str) -> str:
@@ -52,16 +55,6 @@ def tarball(prefix: str, epoch: int) -> bytes:
     return packed.getvalue()
 
 
-def write(path: Path, data: bytes) -> None:
-    """Replace a file as a whole."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -73,8 +66,8 @@ def main() -> int:
     arguments.output.mkdir(parents=True, exist_ok=True)
     target = arguments.output / f"colibri-{version}.tar.gz"
     digest = hashlib.sha256(data).hexdigest()
-    write(arguments.output / "colibri.hash", f"sha256  {digest}  {target.name}\n".encode())
-    write(target, data)
+    write_atomically(arguments.output / "colibri.hash", f"sha256  {digest}  {target.name}\n".encode())
+    write_atomically(target, data)
     print(f"{digest}  {target}")
     return 0
 
