@@ -41,7 +41,7 @@ def verity_digest(data: bytes, block: int) -> str:
 
     level = data
     while len(level) > block:
-        level = b"".join(hashlib.sha256(block).digest() for block in blocks(level))
+        level = b"".join(hashlib.sha256(piece).digest() for piece in blocks(level))
     root = hashlib.sha256(blocks(level)[0]).digest()
     descriptor = struct.pack("<BBBBIQ64s32s144s", 1, 1, block.bit_length() - 1, 0, 0, len(data), root, b"", b"")
     return "sha256:" + hashlib.sha256(descriptor).hexdigest()
