@@ -24,7 +24,7 @@ DATA_BLOCKS = 2048
 EROFS_BLOCK = 4096
 TOOLS_BYTES = 128 << 20  # a sparse file
 SOURCES = Path(__file__).parent
-SERVICE_SCRIPT = "/etc/init.d/S95colibri"
+SERVICE_SCRIPTS = ("/etc/init.d/S95colibri", "/etc/init.d/colibri")  # busybox's init, System V's
 SERVICE_SOCKET = "/run/colibri/colibri.sock"
 # Without a C library: a few KiB, and nothing of the toolchain's runtime in the guest.
 FREESTANDING = (
@@ -180,11 +180,17 @@ def await_service(shell: Shell) -> None:
     shell.run(f"i=0; until {found} || [ $i -ge 900 ]; do i=$((i + 1)); sleep 0.1; done", timeout=300.0)
 
 
+def service_script(shell: Shell) -> str | None:
+    """The init script of the image's service; None where units start it."""
+    return next((path for path in SERVICE_SCRIPTS if shell.run(f"[ -x {path} ]").exit_code == 0), None)
+
+
 def stop_service(shell: Shell) -> None:
-    """Stop the image's own service, which holds a model, where its init script has one."""
-    if shell.run(f"[ -x {SERVICE_SCRIPT} ]").exit_code == 0:
+    """Stop the image's own service, which holds a model, where the image has an init script for it."""
+    script = service_script(shell)
+    if script is not None:
         await_service(shell)
-        shell.run(f"{SERVICE_SCRIPT} stop", check=True)
+        shell.run(f"{script} stop", check=True)
 
 
 def mount_tools(shell: Shell) -> None:

@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass
 
 import pytest
-from guest_tools import SERVICE_SCRIPT, SERVICE_SOCKET, await_service
+from guest_tools import SERVICE_SCRIPTS, SERVICE_SOCKET, await_service, service_script
 from harness import Shell
 from test_inference_boot import GENERATION_SECONDS, OK, UNVERIFIED, Case, Model, models
 
@@ -117,12 +117,13 @@ def test_wrong_golden_results_do_not_pass_the_gate(shell: Shell, service: Servic
 
 
 def test_it_stops_and_starts_again(shell: Shell, service: Service) -> None:
-    if shell.run(f"test -x {SERVICE_SCRIPT}").exit_code != 0:
-        pytest.skip(f"the image has no {SERVICE_SCRIPT}")
-    stopped = shell.run(f"{SERVICE_SCRIPT} stop", check=True)
+    script = service_script(shell)
+    if script is None:
+        pytest.skip(f"the image has no init script of the service ({' or '.join(SERVICE_SCRIPTS)})")
+    stopped = shell.run(f"{script} stop", check=True)
     assert "OK" in stopped.output
     assert shell.run(f"test -e /proc/{service.pid}").exit_code == 1
     assert shell.run(f"test -e {SERVICE_SOCKET}").exit_code == 1
-    shell.run(f"{SERVICE_SCRIPT} start", check=True, timeout=GENERATION_SECONDS)
+    shell.run(f"{script} start", check=True, timeout=GENERATION_SECONDS)
     wait_for_service(shell)
     ask(shell, service)
