@@ -27,9 +27,9 @@ def make_log(path: Path, *entries: tuple[int, bytes, int], counted: int | None =
     return path
 
 
-def all_states(path: Path, cuts: int = 0, seed: int = 1) -> list[State]:
+def all_states(path: Path, cuts: int = 0, seed: int = 1, whole: range = range(0)) -> list[State]:
     """The states of a log on a disk of zeros."""
-    return list(writelog.states(bytes(DISK_BYTES), writelog.read(path), random.Random(seed), cuts))
+    return list(writelog.states(bytes(DISK_BYTES), writelog.read(path), random.Random(seed), cuts, whole))
 
 
 def sectors(state: State) -> str:
@@ -80,6 +80,14 @@ def test_a_torn_write_ends_at_a_sector(tmp_path: Path) -> None:
     log = make_log(tmp_path / "log", (0, A + B + C, 0), (0, b"", FLUSH))
     seen = {sectors(state) for seed in range(80) for state in all_states(log, cuts=2, seed=seed)}
     assert seen == {"", "a", "ab", "abc"}
+
+
+def test_no_write_is_torn_inside_the_bytes_that_arrive_whole(tmp_path: Path) -> None:
+    whole = range(2 * SECTOR, 4 * SECTOR)
+    for at, data, expected in ((1, A + B + C + A, {"", ".a", ".abc", ".abca"}), (2, B + C, {"", "..bc"})):
+        log = make_log(tmp_path / "log", (at, data, 0), (0, b"", FLUSH))
+        seen = {sectors(state) for seed in range(80) for state in all_states(log, cuts=2, seed=seed, whole=whole)}
+        assert seen == expected
 
 
 def test_the_same_seed_gives_the_same_states(tmp_path: Path) -> None:

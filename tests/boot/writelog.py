@@ -136,10 +136,13 @@ def epochs(entries: Sequence[Entry]) -> list[list[Entry]]:
     return groups
 
 
-def states(initial: bytes, entries: Sequence[Entry], source: random.Random, cuts: int) -> Iterator[State]:
+def states(
+    initial: bytes, entries: Sequence[Entry], source: random.Random, cuts: int, whole: range = range(0)
+) -> Iterator[State]:
     """Disks that a power cut may leave, in the order of time.
 
-    initial: the disk before entry 0; source: chooses the parts; cuts: disks between two flushes.
+    initial: the disk before entry 0; source: chooses the parts; cuts: disks between two flushes;
+    whole: bytes of the disk inside of which no write is torn.
     """
     disk = bytearray(initial)
     groups = epochs(entries)
@@ -151,7 +154,7 @@ def states(initial: bytes, entries: Sequence[Entry], source: random.Random, cuts
         name = f"at flush {number - 1}" if number else "before the first flush"
         yield State(name, since, _first_forced(writes, end), bytes(disk))
         for cut in range(cuts if writes else 0):
-            yield _cut(disk, number, writes, source, end, cut)
+            yield _cut(disk, number, writes, source, end, cut, whole)
         for entry in group:
             apply(disk, entry)
             if entry.fua:
@@ -167,7 +170,16 @@ def _first_forced(lost: Sequence[Entry], end: int) -> int:
     return min([entry.index for entry in lost if entry.fua] + [end])
 
 
-def _cut(disk: bytearray, number: int, writes: Sequence[Entry], source: random.Random, end: int, cut: int) -> State:
+def _tear(entry: Entry, source: random.Random, whole: range) -> int:
+    """How many bytes of a torn write arrived: whole sectors, and of the bytes in `whole` all or none."""
+    last = entry.offset + len(entry.data)
+    ends = [end for end in range(entry.offset + SECTOR, last, SECTOR) if not whole.start < end < whole.stop]
+    return source.choice(ends or [last]) - entry.offset
+
+
+def _cut(
+    disk: bytearray, number: int, writes: Sequence[Entry], source: random.Random, end: int, cut: int, whole: range
+) -> State:
     """Part of a group: a run from its start, or any subset; forced writes are never lost."""
     partial = bytearray(disk)
     # Every second cut keeps the order; the others let the disk choose.
@@ -178,7 +190,7 @@ def _cut(disk: bytearray, number: int, writes: Sequence[Entry], source: random.R
     for entry in kept:
         length = None
         if torn and entry is kept[-1] and not entry.fua and len(entry.data) > SECTOR:
-            length = SECTOR * source.randrange(1, len(entry.data) // SECTOR)
+            length = _tear(entry, source, whole)
         apply(partial, entry, length)
     numbers = ",".join(str(entry.index) for entry in kept)
     name = f"after flush {number - 1} with {len(kept)} of {len(writes)} writes ({numbers}{' torn' if torn else ''})"
