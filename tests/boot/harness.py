@@ -78,6 +78,7 @@ _FETCH_TRIES = 40
 # A lost end marker is asked for again after this time, then each time after three times as long: what
 # is typed while a command runs waits in a buffer of 4096 characters.
 _ASK_AGAIN_SECONDS = 20.0
+_SYSTEM_LOG = "/var/log/messages"  # and .0, where it was rotated
 _INITRAMFS = ("rootfs.cpio", "rootfs.cpio.gz", "rootfs.cpio.xz", "rootfs.cpio.zst")
 _DISK_TYPES = ("erofs", "squashfs", "ext4")
 _PROMPT = r"[#$] (?:\x1b\[6n)?$"
@@ -243,6 +244,12 @@ class Captured:
     stdout: bytes
     stderr: str
     exit_code: int
+    log: str | None = None  # what it wrote to the system log; None in an image whose build does not force that
+
+    @property
+    def messages(self) -> str:
+        """What it said, wherever the build of the image sends it."""
+        return self.stderr + (self.log or "")
 
 
 class Shell:
@@ -250,6 +257,7 @@ class Shell:
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self._log_forced: bool | None = None
 
     def synchronise(self, *, interrupt: bool = True) -> None:
         """Bring the shell to a known state, whatever ran in it before (interrupt: control-C)."""
@@ -360,13 +368,40 @@ class Shell:
         """Run a command with its streams in files and bring these over unchanged.
 
         The console adds carriage returns and may carry kernel messages in between; exact text
-        goes another way.
+        goes another way. In an image whose build forces messages into the system log they come from there.
         """
         out, err = "/tmp/.captured.out", "/tmp/.captured.err"
-        result = self.run(f"{{ {command}\n}} >{out} 2>{err}", timeout=timeout, allow=allow, noise=True)
+        begin, end = secrets.token_hex(8), secrets.token_hex(8)
+        line = f"{{ {command}\n}} >{out} 2>{err}"
+        if self.log_forced:
+            line = f"logger {begin}; {line}; harness_code=$?; logger {end}; ( exit $harness_code )"
+        result = self.run(line, timeout=timeout, allow=allow, noise=True)
+        log = self._logged(begin, end) if self.log_forced else None
         stdout, stderr = self.read_file(out), self.read_file(err)
         text = stderr.decode("utf-8", errors="replace")
-        return Captured(command, stdout, text, result.exit_code)
+        return Captured(command, stdout, text, result.exit_code, log)
+
+    @property
+    def log_forced(self) -> bool:
+        """Whether the image's build of the engine says that its messages go to the system log alone."""
+        if self._log_forced is None:
+            asked = "colibrictl info 2>/dev/null | grep -q COLIBRI_NO_LOGGING"
+            self._log_forced = self.run(asked, noise=True).exit_code == 0
+        return self._log_forced
+
+    def _logged(self, begin: str, end: str) -> str:
+        """Messages of colibrictl between two marks in the system log, each as it would stand on stderr."""
+        log, part = f"cat {_SYSTEM_LOG}.0 {_SYSTEM_LOG} 2>/dev/null", "/tmp/.captured.log"
+        self.run(f"i=0; until {log} | grep -q {end} || [ $i -ge 100 ]; do i=$((i + 1)); sleep 0.1; done", noise=True)
+        text = r"s/^.* colibrictl\[[0-9]*\]: //p"
+        found = self.run(f"{log} | sed -n '/{begin}/,/{end}/{text}' >{part}; {log} | grep -q {end}", noise=True)
+        if found.exit_code != 0:
+            raise UnexpectedOutput(
+                f"the image's build sends messages to the system log, but {_SYSTEM_LOG} does not get them; "
+                "start syslogd in the image",
+                self.console.log_path,
+            )
+        return self.read_file(part).decode("utf-8", errors="replace")
 
     def read_file(self, path: str) -> bytes:
         """The contents of a file of the guest."""

@@ -104,6 +104,32 @@ def test_streams_are_captured_byte_for_byte(shell: Shell) -> None:
     assert (captured.stderr, captured.exit_code) == ("problem\n", 4)
 
 
+def test_messages_come_from_the_system_log_where_the_build_forces_them_there(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "messages"
+    monkeypatch.setattr(harness, "_SYSTEM_LOG", str(log))
+    # The log was rotated in between, other daemons write to it, and an older message is not this command's.
+    line = "echo \"Jan  1 00:00:00 board daemon.err $1: $2\""
+    shell.run(
+        f"colibrictl() {{ echo 'forced COLIBRI_NO_LOGGING'; }}; say() {{ {line} >>{log}; }}; "
+        f'logger() {{ say root "$1"; mv -n {log} {log}.0; }}; say "colibrictl[1]" old',
+        check=True,
+    )
+    captured = shell.capture("say 'colibrictl[22]' 'THING: refused'; say syslogd other; echo result; (exit 3)")
+    assert (captured.stdout, captured.stderr, captured.exit_code) == (b"result\n", "", 3)
+    assert captured.log == captured.messages == "THING: refused\n"
+
+
+def test_a_system_log_that_does_not_come_is_no_silence(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "_SYSTEM_LOG", str(tmp_path / "none"))
+    shell.run("colibrictl() { echo 'forced COLIBRI_NO_LOGGING'; }; logger() { :; }; sleep() { :; }", check=True)
+    with pytest.raises(UnexpectedOutput, match="start syslogd in the image"):
+        shell.capture("true")
+
+
 def test_files_survive_the_way_to_the_guest_and_back(shell: Shell, tmp_path: Path) -> None:
     data = bytes(range(256)) * 20
     path = str(tmp_path / "with space")

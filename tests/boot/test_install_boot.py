@@ -89,7 +89,7 @@ def test_an_installed_model_is_sealed_by_the_kernel(boot_run: BootRun, shell: Sh
     assert digest in shell.output(f"colibrictl doctor {TARGET}; true")
     refused = shell.capture(f"echo x >>{TARGET}")
     assert refused.exit_code != 0
-    assert "Operation not permitted" in refused.stderr
+    assert "Operation not permitted" in refused.messages
 
 
 def test_a_sealed_model_is_replaced_and_survives_a_remount(shell: Shell) -> None:
@@ -107,7 +107,7 @@ def test_a_model_on_a_file_system_without_seals_says_so(shell: Shell) -> None:
     assert said["fs_verity"] == "unsupported"
     refused = shell.capture(f"colibrictl install {SOURCE} /run/model.colibri --fs-verity require")
     assert refused.exit_code == 1
-    assert "fs-verity cannot be enabled" in refused.stderr
+    assert "fs-verity cannot be enabled" in refused.messages
     shell.run("rm -f /run/model.colibri /run/model.golden.json", check=True)
 
 
@@ -116,7 +116,7 @@ def test_a_full_disk_leaves_the_old_model(shell: Shell) -> None:
     shell.run(f"dd if=/dev/zero of={DATA}/filler bs=64k 2>/dev/null; sync", check=False)
     refused = shell.capture(f"colibrictl install {SOURCE} {TARGET}")
     assert refused.exit_code == 1
-    assert "bytes are free, installing needs" in refused.stderr
+    assert "bytes are free, installing needs" in refused.messages
     assert "ok" in shell.output(f"colibrictl verify {TARGET}")
     assert shell.output(f"ls -A {DATA}").split() == ["filler", "model.colibri", "model.golden.json"]
 
@@ -135,8 +135,8 @@ def fill_up(shell: Shell, free: int, block: int) -> None:
 
 def assert_refused_as_full(shell: Shell, refused: Captured) -> None:
     """An error that names the reason; the old model, and nothing of the new one."""
-    assert refused.exit_code == 1, refused.stderr
-    assert re.search(r"bytes are free, installing needs|No space left on device", refused.stderr), refused.stderr
+    assert refused.exit_code == 1, refused.messages
+    assert re.search(r"bytes are free, installing needs|No space left on device", refused.messages), refused.messages
     assert shell.output(f"ls -A {DATA}").split() == ["filler", "model.colibri", "model.golden.json"]
     assert "ok" in shell.output(f"colibrictl verify {TARGET}")
     assert shell.run(f"cmp {SOURCE} {TARGET}").exit_code == 0
@@ -175,5 +175,5 @@ def test_a_read_only_disk_is_refused(shell: Shell) -> None:
     shell.run(f"mount -o remount,ro {DATA}", check=True)
     refused = shell.capture(f"colibrictl install {SOURCE} {TARGET}")
     assert refused.exit_code == 1
-    assert "read-only" in refused.stderr.lower()
+    assert "read-only" in refused.messages.lower()
     assert "ok" in shell.output(f"colibrictl verify {TARGET}")

@@ -65,4 +65,4 @@ def refuse_tampered(shell: Shell, model: Model) -> None:
     shell.run(f"cp {model.path} {copy} && {bent}", check=True)
     captured = shell.capture(f"colibrictl run {copy} {model.cases[0].arguments()} --verify open")
     shell.run(f"rm {copy}", check=True)
-    assert (captured.exit_code, captured.stdout) == (UNVERIFIED, b""), captured.stderr
+    assert (captured.exit_code, captured.stdout) == (UNVERIFIED, b""), captured.messages

@@ -112,7 +112,7 @@ def run_as_user(shell: Shell, model: Model, limit: str, options: str = "") -> st
     captured = shell.capture(as_user(command, limit), timeout=GENERATION_SECONDS)
     answer = answer_of(captured)
     assert (answer.ids, answer.logits_sha256) == (case.ids, case.logits_sha256)
-    return captured.stderr
+    return captured.messages
 
 
 def test_the_line_that_doctor_prints_puts_it_right(shell: Shell, small_model: Model) -> None:
@@ -175,5 +175,5 @@ def test_a_model_larger_than_the_memory_streams_with_the_same_logits(
     answer = run_case(shell, large, large.cases[0], "--isa neon --lock require")
     assert answer.peak_bytes <= answer.plan_bytes < SMALL_RAM_MIB * MIB
     refused = shell.capture(f"colibrictl run {large.path} --ids 1 -n 1 --residency resident --lock require")
-    assert refused.exit_code in (ENVIRONMENT, 4), refused.stderr
+    assert refused.exit_code in (ENVIRONMENT, 4), refused.messages
     boot_run.proofs += 1

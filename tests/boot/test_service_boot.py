@@ -54,7 +54,7 @@ def ask(shell: Shell, service: Service) -> None:
     case = service.case
     command = f"colibrictl ask {SERVICE_SOCKET} -p {shlex.quote(case.prompt)} --tokens {case.n} --json"
     captured = shell.capture(command, timeout=GENERATION_SECONDS)
-    assert captured.exit_code == OK, captured.stderr
+    assert captured.exit_code == OK, captured.messages
     lines = [json.loads(line) for line in captured.stdout.decode().splitlines()]
     assert "".join(line.get("text", "") for line in lines) == case.text
     assert lines[-1]["logits_sha256"] == case.logits_sha256
@@ -90,7 +90,7 @@ def test_others_may_not_ask(shell: Shell, service: Service) -> None:
     if shell.run("id nobody").exit_code != 0:
         pytest.skip("the image has no user nobody")
     assert refused.exit_code != OK
-    assert "Permission denied" in refused.stderr
+    assert "Permission denied" in refused.messages
 
 
 def test_a_tampered_model_does_not_pass_the_gate(shell: Shell, service: Service) -> None:
@@ -102,7 +102,7 @@ def test_a_tampered_model_does_not_pass_the_gate(shell: Shell, service: Service)
     captured = shell.capture(f"colibrictl health {copy} --golden {golden} --output /tmp/health.json")
     result = json.loads(shell.read_file("/tmp/health.json"))
     shell.run(f"rm {copy} /tmp/health.json", check=True)
-    assert captured.exit_code == result["exit_code"] == UNVERIFIED, captured.stderr
+    assert captured.exit_code == result["exit_code"] == UNVERIFIED, captured.messages
     assert result["status"] != "ok"
 
 
@@ -113,7 +113,7 @@ def test_wrong_golden_results_do_not_pass_the_gate(shell: Shell, service: Servic
     command = f"colibrictl health {service.model.path} --golden /tmp/bent.golden.json --output /tmp/health.json"
     captured = shell.capture(command, timeout=GENERATION_SECONDS)
     shell.run("rm -f /tmp/bent.golden.json /tmp/health.json", check=True)
-    assert captured.exit_code == UNVERIFIED, captured.stderr
+    assert captured.exit_code == UNVERIFIED, captured.messages
 
 
 def test_it_stops_and_starts_again(shell: Shell, service: Service) -> None:
