@@ -9,6 +9,7 @@ chooses what goes wrong:
     panic    the kernel panics at boot  dies     ends before the login
     echo     repeats what is typed, but runs nothing
     noisy    healthy, with kernel messages, garbage and old output between all characters
+    busybox  healthy, with the shell that small images have
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def main() -> None:
         make_noise()
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs ignore it, and a shell keeps that
-    os.execvp("sh", ["sh"])
+    shell = ["busybox", "sh"] if behaviour == "busybox" else ["sh"]
+    os.execvp(shell[0], shell)
 
 
 if __name__ == "__main__":

@@ -265,8 +265,10 @@ class Shell:
             left, right = secrets.token_hex(8), secrets.token_hex(8)
             if interrupt:
                 self.console.send("\x03\n")
-            # Without echo, shells with line editing read plain lines and draw nothing.
-            self.console.send(f"stty -echo; PS1=; PS2=; printf '%s%s\\n' '{left}' '{right}'\n")
+            # Without echo, shells with line editing read plain lines and draw nothing. busybox's then takes
+            # the end of a background job, when nothing was typed yet, for the end of its input, and leaves.
+            plain = "set -o ignoreeof; stty -echo; PS1=; PS2="
+            self.console.send(f"{plain}; printf '%s%s\\n' '{left}' '{right}'\n")
             try:
                 self.console.expect(left + right + r"\r*\n", timeout=_SYNC_SECONDS, what="the shell's answer")
             except ConsoleTimeout:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -90,6 +91,14 @@ def test_a_failing_command_that_had_to_succeed_is_an_error_that_names_the_log(sh
 
 def test_a_syntax_error_is_an_exit_code_and_not_a_hang(shell: Shell) -> None:
     assert shell.run("if then fi", timeout=10).exit_code == 2
+    shell.prove_alive()
+
+
+def test_background_jobs_that_end_while_nothing_is_typed_leave_the_shell_there(fake_machine: FakeMachine) -> None:
+    shell = fake_machine("busybox").start()
+    for _ in range(5):
+        shell.run("(sleep 0.05) &", check=True)
+        time.sleep(0.1)
     shell.prove_alive()
 
 
