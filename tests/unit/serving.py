@@ -208,8 +208,9 @@ class Server:
 
     def usage(self) -> Usage:
         """Memory, descriptors and time of the process so far."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        rss = next(int(row.split()[1]) for row in status.splitlines() if row.startswith("VmRSS:"))
+        # Counted page by page: VmRSS of /proc/PID/status is the sum of counters that lag.
+        rollup = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
+        rss = next(int(row.split()[1]) for row in rollup.splitlines() if row.startswith("Rss:"))
         times = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         return Usage(
             rss, len(os.listdir(f"/proc/{self.pid}/fd")), sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
