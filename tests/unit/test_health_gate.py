@@ -94,13 +94,23 @@ class Place:
             assert all(set(check) == {"name", "status", "detail", "fix"} for check in result["checks"])
         return Answer(done.returncode, result, done.stderr)
 
-    def with_golden(self, document: object, path: Path) -> Answer:
+    def plan_bytes(self, kv: str) -> int:
+        """What the model needs with this KV type."""
+        command: list[str | Path] = [self.command, "info", self.model, "--json", "--kv", kv]
+        info = subprocess.run(command, capture_output=True, check=True, env=environment())
+        return int(json.loads(info.stdout)["plan"]["total_bytes"])
+
+    def of_kv(self, kv: str) -> dict[str, Any]:
+        """The golden results of this KV type alone."""
+        return {**self.document, "cases": [case for case in self.document["cases"] if case["kv"] == kv]}
+
+    def with_golden(self, document: object, path: Path, *arguments: str) -> Answer:
         """The gate with other golden results: a text, bytes, or what json writes."""
         if isinstance(document, bytes):
             path.write_bytes(document)
         else:
             path.write_text(document if isinstance(document, str) else json.dumps(document))
-        return self.run("--golden", path)
+        return self.run("--golden", path, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -408,13 +418,23 @@ def test_a_budget_below_the_plan_fails(place: Place) -> None:
 
 
 def test_golden_results_that_the_budget_does_not_hold_are_reported(place: Place) -> None:
-    command: list[str | Path] = [place.command, "info", place.model, "--json", "--kv", "f16"]
-    info = subprocess.run(command, capture_output=True, check=True, env=environment())
-    total = json.loads(info.stdout)["plan"]["total_bytes"]
-    answer = place.run("--kv", "f16", "--budget", str(total))
+    answer = place.run("--kv", "f16", "--budget", str(place.plan_bytes("f16")))
     detail = "2 of 3 cases are right; the budget does not hold the KV type of the others"
     assert answer.check("golden") == ("warn", detail)
     assert (answer.exit_code, answer.result["status"]) == (OK, "warn")
+
+
+def test_golden_results_of_the_other_kv_type_alone_are_a_warning(place: Place, tmp_path: Path) -> None:
+    answer = place.with_golden(place.of_kv("f32"), tmp_path / "other.json")
+    assert answer.check("golden") == ("warn", "1 of 1 cases are right; none has the KV type of the service")
+    assert (answer.exit_code, answer.result["status"]) == (OK, "warn")
+
+
+def test_a_budget_that_holds_no_golden_case_fails(place: Place, tmp_path: Path) -> None:
+    budget = ("--budget", str(place.plan_bytes("f16")))
+    answer = place.with_golden(place.of_kv("f32"), tmp_path / "other.json", *budget)
+    assert (answer.exit_code, answer.failed()) == (BUDGET, ["golden"])
+    assert answer.check("golden")[1].startswith("0 of 1 cases are right: ")
 
 
 GREEDY = """
