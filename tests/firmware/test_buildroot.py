@@ -105,6 +105,15 @@ def test_production_macros_are_forced_by_default() -> None:
         assert f"'COLIBRI_{macro}'" in meson
 
 
+def test_the_development_fragment_forces_nothing_and_names_options_that_exist() -> None:
+    lines = (EXTERNAL / "board" / "common" / "development.config").read_text().splitlines()
+    known = {name for name, _ in blocks("colibri")}
+    off = [found[1] for found in (re.fullmatch(r"# (BR2_\w+) is not set", line) for line in lines) if found]
+    on = [line.partition("=")[0] for line in lines if line.startswith("BR2_")]
+    assert sorted(off) == sorted(f"BR2_PACKAGE_COLIBRI_FORCE_{macro}" for macro in FORCED)
+    assert set(off + on) <= known
+
+
 def test_meson_knows_the_options_that_the_packages_give() -> None:
     known = set(re.findall(r"^option\('(\w+)'", (REPOSITORY / "engine" / "meson.options").read_text(), re.M))
     for package in ("colibri", "python-colibri"):
