@@ -16,6 +16,12 @@ do_image[depends] += "erofs-utils-native:do_populate_sysroot"
 # wic writes no fstab of its own for it.
 WICVARS:append = " COLIBRI_MODELS_FILE COLIBRI_MODELDIR"
 
+# runqemu and testimage show the machine the models as a disk of their own.
+QB_OPT_APPEND:append:qemuall = " \
+    -drive if=none,id=colibri-models,format=raw,readonly=on,file=@DEPLOY_DIR_IMAGE@/${IMAGE_LINK_NAME}.models.erofs \
+    -device virtio-blk-pci,drive=colibri-models,serial=colibri-models \
+"
+
 IMAGE_PREPROCESS_COMMAND += "colibri_model_partition"
 
 colibri_model_partition() {
