@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--host-only", action="store_true", help="leave out what runs under qemu-aarch64")
 
 
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this is a process of pytest-xdist, which has no terminal of its own."""
+    return hasattr(config, "workerinput")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Markers, and the record of what ran."""
     config.addinivalue_line("markers", "demo: needs the demo model; takes minutes")
     config.addinivalue_line("markers", "planted: rebuilds the engine with planted bugs; takes minutes")
     config.stash[_RAN] = {}
+    if not is_worker(config):
+        config.pluginmanager.register(NotePrinter(config))
 
 
 def need_path(variable: str, what: str, command: str) -> Path:
@@ -42,14 +50,29 @@ def need_path(variable: str, what: str, command: str) -> Path:
 
 
 @pytest.fixture
-def note(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Show a measurement to whoever runs the suite: a line that capturing does not swallow."""
+def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Show a measurement to whoever runs the suite: on the terminal and in the JUnit file."""
 
     def show(text: str) -> None:
-        with capsys.disabled():
-            print(f"\nnote: {text}")
+        request.node.user_properties.append(("note", text))
 
     return show
+
+
+class NotePrinter:
+    """Prints what tests noted, when they are over: also for the tests of other processes."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """The last report of a test has the notes of all its phases."""
+        notes = [text for name, text in report.user_properties if name == "note"]
+        if report.when == "teardown" and notes:
+            writer: pytest.TerminalReporter = self.config.pluginmanager.getplugin("terminalreporter")
+            writer.line("")  # ends the row of dots
+            for text in notes:
+                writer.write_line(f"note: {text}")
 
 
 @pytest.fixture(scope="session")
@@ -92,6 +115,20 @@ def tiny_models() -> list[Path]:
 def ran(request: pytest.FixtureRequest) -> dict[str, set[str]]:
     """Machine -> instruction sets whose results were compared; printed at the end."""
     return request.config.stash[_RAN]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker's record goes to the process that prints the summary."""
+    if is_worker(session.config):
+        ran = {machine: sorted(isas) for machine, isas in session.config.stash[_RAN].items()}
+        session.config.workeroutput["ran"] = ran  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Records of the workers, added up."""
+    for machine, isas in getattr(node, "workeroutput", {}).get("ran", {}).items():
+        node.config.stash[_RAN].setdefault(machine, set()).update(isas)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -32,7 +32,9 @@ class BootRun:
         """A machine that is not started yet, with a log file named for the test that asks for it."""
         chosen = options or self.options
         cpu = chosen.cpu_argument(self.board).split(",")[0]
-        log = self.logs / f"console-{next(self._numbers):03}-{cpu}-{_current_test()}.log"
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "")  # each counts its own machines
+        number = f"{worker}{'-' if worker else ''}{next(self._numbers):03}"
+        log = self.logs / f"console-{number}-{cpu}-{_current_test()}.log"
         made = Machine(image or self.image, self.board, log, chosen)
         self.machines.append(made)
         return made

@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from boot_run import BootRun, SharedMachine
@@ -31,12 +32,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _RUN_KEY = pytest.StashKey[BootRun]()
 _SEED_KEY = pytest.StashKey[int]()
 _MACHINES_KEY = pytest.StashKey[int]()
+_PROOFS_KEY = pytest.StashKey[list[int]]()  # of the workers, when there are some
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """The seed of this run."""
     given: int | None = config.getoption("--boot-seed")
+    given = getattr(config, "workerinput", {}).get("boot_seed", given)
     config.stash[_SEED_KEY] = secrets.randbelow(1 << 32) if given is None else given
+    config.stash[_PROOFS_KEY] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All processes of a run choose by one seed."""
+    node.workerinput["boot_seed"] = node.config.stash[_SEED_KEY]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """How often a worker heard from a guest; a worker without an image says nothing."""
+    proofs = getattr(node, "workeroutput", {}).get("boot_proofs")
+    if proofs is not None:
+        node.config.stash[_PROOFS_KEY].append(proofs)
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +145,11 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A run that was given an image but never heard from a guest has not passed."""
     run = session.config.stash.get(_RUN_KEY, None)
-    if run is not None and run.proofs == 0 and exitstatus == pytest.ExitCode.OK:
+    proofs = session.config.stash[_PROOFS_KEY] + ([] if run is None else [run.proofs])
+    if hasattr(session.config, "workeroutput"):  # one of several: the process that started it decides
+        if run is not None:
+            session.config.workeroutput["boot_proofs"] = run.proofs
+    elif proofs and sum(proofs) == 0 and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -67,3 +67,8 @@ def test_the_boot_suite_takes_any_image_folder(monkeypatch: pytest.MonkeyPatch, 
     assert f"--image={tmp_path}" in given[-1].command
     assert "image" not in {step.name for step in given}  # nothing is built that is not booted
     assert "--boot-long" in steps.boot_long()[-1].command
+
+def test_the_reason_of_a_c_test_that_was_skipped_is_what_it_printed(logs: Path) -> None:
+    case = '<testcase name="c"><skipped/><system-out>skip: no such device</system-out></testcase>'
+    counts = run("sh", "-c", f"echo '<testsuite>{case}</testsuite>' >{steps.JUNIT}")
+    assert counts.reasons == ["c: no such device"]

@@ -25,6 +25,7 @@ NOTE = "note: "  # lines of a step's output that are shown to the reader
 PYTHON = sys.executable
 SUPPORT = REPOSITORY / "tests" / "support"
 CONFIG = REPOSITORY / "engine" / "pyproject.toml"
+WORKERS = 2  # processes of the long test steps: most of their tests keep one core busy
 
 EMULATED = "aarch64_programs or on_aarch64"  # names of the tests that need qemu-aarch64
 # Names under which the tests find what was built.
@@ -67,11 +68,12 @@ def engine(folder: str, *arguments: str) -> Step:
     return Step(f"build-{folder}", script("build_engine.py", "--name", folder, *arguments), counts=False, needed=True)
 
 
-def pytest(name: str, *arguments: str, **environment: str) -> Step:
-    """Run pytest on folders of tests/."""
+def pytest(name: str, *arguments: str, workers: int = 0, **environment: str) -> Step:
+    """Run pytest on folders of tests/, in several processes if asked; a file's tests stay in one of them."""
+    parallel = ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"] if workers else []
     return Step(
         name,
-        [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={JUNIT}", *arguments],
+        [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={JUNIT}", *parallel, *arguments],
         environment={**ENVIRONMENT, **environment},
     )
 
@@ -241,13 +243,14 @@ def host() -> list[Step]:
         *clang(),
         *sanitizers(),
         *fuzz(100),
-        pytest("unit", "tests/unit", "tests/firmware", "-k", f"not ({EMULATED})"),
+        engine_musl(),
+        pytest("unit", "tests/firmware", "tests/unit", "-k", f"not ({EMULATED})", workers=WORKERS),
     ]
 
 
 def parity() -> list[Step]:
     """Against transformers and torch."""
-    return [pytest("parity", "tests/parity")]
+    return [pytest("parity", "tests/parity", workers=WORKERS)]
 
 
 def checkkernels_on(cpu: str) -> Step:
@@ -281,7 +284,8 @@ def boot_image() -> tuple[list[Step], str]:
 def boot() -> list[Step]:
     """Inside the booted image."""
     needed, image = boot_image()
-    return [*needed, pytest("boot", "tests/boot", f"--image={image}", f"--boot-logs={BUILD / 'boot-logs'}")]
+    logs = f"--boot-logs={BUILD / 'boot-logs'}"
+    return [*needed, pytest("boot", "tests/boot", f"--image={image}", logs, workers=WORKERS)]
 
 
 def boot_long() -> list[Step]:

@@ -74,7 +74,9 @@ def read_junit(path: Path) -> Counts:
             counts.failed += 1
         elif skip is not None:
             counts.skipped += 1
-            counts.reasons.append(f"{name}: {skip.get('message') or skip.text or 'no reason given'}")
+            said = re.findall(r"^skip: (.*)$", case.findtext("system-out") or "", re.MULTILINE)  # a C test's
+            reason = skip.get("message") or skip.text or "; ".join(said) or "no reason given"
+            counts.reasons.append(f"{name}: {reason}")
         else:
             counts.passed += 1
     return counts
