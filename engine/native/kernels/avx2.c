@@ -19,6 +19,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define APART static __attribute__((noinline))
 #define ROWS CB_PANEL_ROWS
 #define COLUMNS CB_GROUP_COLUMNS
 #define BATCH 4 /* tokens that share a load of weights */
@@ -62,6 +63,13 @@ INLINE float combine8(__m256 p)
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     s = _mm_add_ss(s, _mm_movehdup_ps(s));
     return _mm_cvtss_f32(s);
+}
+
+/* Lanes below n: what is left of a row. */
+INLINE __m256i first_lanes(size_t n)
+{
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lanes);
 }
 
 /* ---- quantised activations ---------------------------------------------------------------- */
@@ -249,7 +257,7 @@ void cb_matmul_int8_avx2(const uint8_t *w, size_t panels, const struct cb_quanti
 
 enum { ELEMENT_F32, ELEMENT_F16, ELEMENT_BF16 };
 
-/* 8 elements, widened; index counts elements. */
+/* 8 elements, widened; index counts elements; `kind` is a constant where it counts. */
 INLINE __m256 load_elements(const void *w, size_t index, int kind)
 {
     if (kind == ELEMENT_F16)
@@ -259,8 +267,7 @@ INLINE __m256 load_elements(const void *w, size_t index, int kind)
     return _mm256_loadu_ps((const float *)w + index);
 }
 
-/* A sum over k is one chain of additions: several panels or tokens at once hide its latency. (Half
- * precision is for tests and small matrices: one panel of one token at a time.) */
+/* A sum over k is one chain of additions: several panels or tokens at once hide its latency. */
 INLINE void float_panels(const void *w, size_t first_panel, size_t panels, size_t columns, int kind,
                          const float *x, size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
@@ -287,70 +294,62 @@ INLINE void float_panels(const void *w, size_t first_panel, size_t panels, size_
             _mm256_storeu_ps(y + t * y_stride + (first_panel + p) * ROWS, acc[p][t]);
 }
 
-INLINE void float_rows(const void *w, size_t panels, size_t columns, int kind, const float *x,
-                       size_t x_stride, size_t tokens, float *y, size_t y_stride)
-{
-    size_t t = 0;
-    for (; kind == ELEMENT_F32 && t + 4 <= tokens; t += 4, x += 4 * x_stride, y += 4 * y_stride) {
-        size_t p = 0;
-        for (; p + 2 <= panels; p += 2)
-            float_panels(w, p, 2, columns, kind, x, x_stride, 4, y, y_stride);
-        if (p < panels)
-            float_panels(w, p, 1, columns, kind, x, x_stride, 4, y, y_stride);
-    }
-    for (; t < tokens; t++, x += x_stride, y += y_stride) {
-        size_t p = 0;
-        for (; kind == ELEMENT_F32 && p + 4 <= panels; p += 4)
-            float_panels(w, p, 4, columns, kind, x, x_stride, 1, y, y_stride);
-        for (; p < panels; p++)
-            float_panels(w, p, 1, columns, kind, x, x_stride, 1, y, y_stride);
-    }
-}
-
 void cb_matmul_f32_avx2(const float *w, size_t panels, size_t columns, const float *x,
                         size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
-    float_rows(w, panels, columns, ELEMENT_F32, x, x_stride, tokens, y, y_stride);
+    const size_t batched = tokens - tokens % BATCH, paired = panels - panels % 2;
+    for (size_t t = 0; t < batched; t += BATCH)
+        for (size_t p = 0; p < paired; p += 2)
+            float_panels(w, p, 2, columns, ELEMENT_F32, x + t * x_stride, x_stride, BATCH,
+                         y + t * y_stride, y_stride);
+    for (size_t t = 0; t < tokens; t++, x += x_stride, y += y_stride) {
+        size_t p = t < batched ? paired : 0;
+        for (; p + 4 <= panels; p += 4)
+            float_panels(w, p, 4, columns, ELEMENT_F32, x, x_stride, 1, y, y_stride);
+        for (; p < panels; p++)
+            float_panels(w, p, 1, columns, ELEMENT_F32, x, x_stride, 1, y, y_stride);
+    }
+}
+
+/* Half precision is for tests and small matrices: one panel of one token at a time. */
+APART void half_rows(const uint16_t *w, size_t panels, size_t columns, const float *x,
+                     size_t x_stride, size_t tokens, float *y, size_t y_stride, int kind)
+{
+    for (size_t t = 0; t < tokens; t++, x += x_stride, y += y_stride)
+        for (size_t p = 0; p < panels; p++)
+            float_panels(w, p, 1, columns, kind, x, x_stride, 1, y, y_stride);
 }
 
 void cb_matmul_f16_avx2(const uint16_t *w, size_t panels, size_t columns, const float *x,
                         size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
-    float_rows(w, panels, columns, ELEMENT_F16, x, x_stride, tokens, y, y_stride);
+    half_rows(w, panels, columns, x, x_stride, tokens, y, y_stride, ELEMENT_F16);
 }
 
 void cb_matmul_bf16_avx2(const uint16_t *w, size_t panels, size_t columns, const float *x,
                          size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
-    float_rows(w, panels, columns, ELEMENT_BF16, x, x_stride, tokens, y, y_stride);
+    half_rows(w, panels, columns, x, x_stride, tokens, y, y_stride, ELEMENT_BF16);
 }
 
 /* ---- norm, rotation ----------------------------------------------------------------------- */
 
 void cb_rmsnorm_avx2(const float *x, const float *w, size_t n, float eps, float *y)
 {
+    if (n % 8) {
+        cb_rmsnorm_ref(x, w, n, eps, y);
+        return;
+    }
     __m256 p = _mm256_setzero_ps();
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
+    for (size_t i = 0; i < n; i += 8) {
         const __m256 v = _mm256_loadu_ps(x + i);
         p = _mm256_add_ps(p, _mm256_mul_ps(v, v));
     }
-    if (i < n) { /* the missing channels add +0, which changes no partial sum */
-        float last[8] = {0};
-        memcpy(last, x + i, (n - i) * sizeof last[0]);
-        const __m256 v = _mm256_loadu_ps(last);
-        p = _mm256_add_ps(p, _mm256_mul_ps(v, v));
-    }
     const float mean = combine8(p) / (float)n;
-    const float r = 1.0f / cb_sqrt(mean + eps);
-    const __m256 factor = _mm256_set1_ps(r);
-    for (i = 0; i + 8 <= n; i += 8) {
+    const __m256 factor = _mm256_set1_ps(1.0f / cb_sqrt(mean + eps));
+    for (size_t i = 0; i < n; i += 8) {
         const __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), factor);
         _mm256_storeu_ps(y + i, _mm256_mul_ps(v, _mm256_loadu_ps(w + i)));
-    }
-    for (; i < n; i++) {
-        const float v = x[i] * r;
-        y[i] = v * w[i];
     }
 }
 
@@ -418,35 +417,38 @@ INLINE __m256 sigmoid8(__m256 x)
     return _mm256_div_ps(_mm256_blendv_ps(e, one, positive), _mm256_add_ps(one, e));
 }
 
-INLINE __m256 gelu_tanh8(__m256 x)
+/* gelu_tanh(x) = x * sigmoid of this */
+INLINE __m256 gelu_argument8(__m256 x)
 {
     const __m256 cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
     const __m256 inner = _mm256_add_ps(x, _mm256_mul_ps(_mm256_set1_ps(CB_GELU_B), cube));
     const __m256 u = _mm256_mul_ps(_mm256_set1_ps(CB_GELU_A), inner);
-    return _mm256_mul_ps(x, sigmoid8(_mm256_mul_ps(_mm256_set1_ps(2.0f), u)));
+    return _mm256_mul_ps(_mm256_set1_ps(2.0f), u);
 }
 
 void cb_activate_avx2(int activation, float clamp, float alpha, const float *gate, const float *up,
                       size_t n, float *h)
 {
     const __m256 high = _mm256_set1_ps(clamp), low = _mm256_set1_ps(-clamp);
+    int smooth = activation == CB_ACT_SILU || activation == CB_ACT_GELU_TANH ||
+                 activation == CB_ACT_SWIGLU_CLAMPED;
+    __asm__("" : "+r"(smooth)); /* else gcc makes a copy of the exponential for each of them */
     size_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        __m256 g = _mm256_loadu_ps(gate + i);
+        __m256 g = _mm256_loadu_ps(gate + i), argument = g;
         __m256 u = up ? _mm256_loadu_ps(up + i) : _mm256_set1_ps(1.0f);
         switch (activation) {
         case CB_ACT_SILU:
-            g = _mm256_mul_ps(g, sigmoid8(g));
             break;
         case CB_ACT_GELU_TANH:
-            g = gelu_tanh8(g);
+            argument = gelu_argument8(g);
             break;
         case CB_ACT_RELU: /* the second operand is the answer when they are equal */
             g = _mm256_max_ps(g, _mm256_setzero_ps());
             break;
         case CB_ACT_SWIGLU_CLAMPED:
             g = _mm256_min_ps(g, high);
-            g = _mm256_mul_ps(g, sigmoid8(_mm256_mul_ps(_mm256_set1_ps(alpha), g)));
+            argument = _mm256_mul_ps(_mm256_set1_ps(alpha), g);
             if (up) {
                 u = _mm256_max_ps(low, _mm256_min_ps(u, high));
                 u = _mm256_add_ps(u, _mm256_set1_ps(1.0f));
@@ -458,6 +460,8 @@ void cb_activate_avx2(int activation, float clamp, float alpha, const float *gat
             g = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
             break;
         }
+        if (smooth)
+            g = _mm256_mul_ps(g, sigmoid8(argument));
         _mm256_storeu_ps(h + i, _mm256_mul_ps(g, u));
     }
     cb_activate_ref(activation, clamp, alpha, gate + i, up ? up + i : NULL, n - i, h + i);
@@ -497,11 +501,10 @@ INLINE void score_rows(const float *q, const void *k, size_t first, size_t rows,
                        int kind, float scale, float *scores)
 {
     __m256 p[BATCH];
-    size_t i = 0;
     CB_UNROLL
     for (size_t j = 0; j < rows; j++)
         p[j] = _mm256_setzero_ps();
-    for (; i + 8 <= dim; i += 8) {
+    for (size_t i = 0; i < dim; i += 8) {
         const __m256 v = _mm256_loadu_ps(q + i);
         CB_UNROLL
         for (size_t j = 0; j < rows; j++) {
@@ -510,55 +513,37 @@ INLINE void score_rows(const float *q, const void *k, size_t first, size_t rows,
         }
     }
     CB_UNROLL
-    for (size_t j = 0; j < rows; j++) {
-        if (i < dim) {
-            float last[8];
-            _mm256_storeu_ps(last, p[j]);
-            for (size_t c = i; c < dim; c++) {
-                const size_t at = (first + j) * dim + c;
-                const float key =
-                    kind == ELEMENT_F16 ? cb_f16(((const uint16_t *)k)[at]) : ((const float *)k)[at];
-                const float product = q[c] * key;
-                last[c - i] = last[c - i] + product;
-            }
-            p[j] = _mm256_loadu_ps(last);
-        }
+    for (size_t j = 0; j < rows; j++)
         scores[first + j] = combine8(p[j]) * scale;
-    }
 }
 
 /* scores[j] become exp(scores[j] - max); returns their sum. */
-INLINE float softmax_terms(float *scores, size_t n)
+APART float softmax_terms(float *scores, size_t n)
 {
-    float highest = scores[0];
-    size_t j = 0;
-    if (n >= 8) {
-        __m256 m = _mm256_loadu_ps(scores);
-        for (j = 8; j + 8 <= n; j += 8)
-            m = _mm256_max_ps(m, _mm256_loadu_ps(scores + j));
-        float lanes[8];
-        _mm256_storeu_ps(lanes, m);
-        CB_UNROLL
-        for (size_t i = 0; i < 8; i++)
-            highest = lanes[i] > highest ? lanes[i] : highest;
-    }
-    for (; j < n; j++)
-        highest = scores[j] > highest ? scores[j] : highest;
-
-    const __m256 shift = _mm256_set1_ps(highest);
+    const size_t whole = n - n % 8;
+    const __m256i left = first_lanes(n % 8);
+    /* The missing scores are -inf: no maximum, and their term is the +0 that changes no sum. */
+    __m256 last = _mm256_set1_ps(cb_float(0xff800000u));
+    if (n % 8)
+        last = _mm256_blendv_ps(last, _mm256_maskload_ps(scores + whole, left),
+                                _mm256_castsi256_ps(left));
+    __m256 m = last;
+    for (size_t j = 0; j < whole; j += 8)
+        m = _mm256_max_ps(m, _mm256_loadu_ps(scores + j));
+    m = _mm256_max_ps(m, _mm256_permute2f128_ps(m, m, 1));
+    m = _mm256_max_ps(m, _mm256_permute_ps(m, 0x4e));
+    const __m256 shift = _mm256_max_ps(m, _mm256_permute_ps(m, 0xb1));
     __m256 p = _mm256_setzero_ps();
-    for (j = 0; j + 8 <= n; j += 8) {
-        const __m256 e = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + j), shift));
-        _mm256_storeu_ps(scores + j, e);
+    for (size_t j = 0; j < n; j += 8) {
+        const __m256 s = j < whole ? _mm256_loadu_ps(scores + j) : last;
+        const __m256 e = exp8(_mm256_sub_ps(s, shift));
+        if (j < whole)
+            _mm256_storeu_ps(scores + j, e);
+        else
+            _mm256_maskstore_ps(scores + j, left, e);
         p = _mm256_add_ps(p, e);
     }
-    float lanes[8];
-    _mm256_storeu_ps(lanes, p);
-    for (size_t i = 0; j < n; i++, j++) {
-        scores[j] = cb_exp(scores[j] - highest);
-        lanes[i] = lanes[i] + scores[j];
-    }
-    return combine8(_mm256_loadu_ps(lanes));
+    return combine8(p);
 }
 
 /* 8 * `vectors` channels of the output from channel c. */
@@ -582,44 +567,41 @@ INLINE void weigh_values(const float *e, const void *v, size_t positions, size_t
         _mm256_storeu_ps(out + c + 8 * i, _mm256_div_ps(o[i], _mm256_set1_ps(sum)));
 }
 
-INLINE void attend(const float *q, const void *k, const void *v, size_t positions, size_t dim,
-                   size_t value_dim, float scale, int kind, float *scores, float *out)
+/* For dimensions that are multiples of 8. What several positions or channels leave over shares a
+ * text with f32. */
+APART void attend(const float *q, const void *k, const void *v, size_t positions, size_t dim,
+                  size_t value_dim, float scale, float *scores, float *out, int kind)
 {
     size_t j = 0, c = 0;
-    for (; kind == ELEMENT_F16 && j + BATCH <= positions; j += BATCH) /* f32 is for tests */
-        score_rows(q, k, j, BATCH, dim, kind, scale, scores);
+    for (; kind == ELEMENT_F16 && j + BATCH <= positions; j += BATCH)
+        score_rows(q, k, j, BATCH, dim, ELEMENT_F16, scale, scores);
     for (; j < positions; j++)
         score_rows(q, k, j, 1, dim, kind, scale, scores);
 
     const float sum = softmax_terms(scores, positions);
 
     for (; kind == ELEMENT_F16 && c + 64 <= value_dim; c += 64)
-        weigh_values(scores, v, positions, value_dim, c, 8, kind, sum, out);
-    for (; c + 8 <= value_dim; c += 8)
+        weigh_values(scores, v, positions, value_dim, c, 8, ELEMENT_F16, sum, out);
+    for (; c < value_dim; c += 8)
         weigh_values(scores, v, positions, value_dim, c, 1, kind, sum, out);
-    for (; c < value_dim; c++) {
-        float o = 0.0f;
-        for (j = 0; j < positions; j++) {
-            const size_t at = j * value_dim + c;
-            const float value =
-                kind == ELEMENT_F16 ? cb_f16(((const uint16_t *)v)[at]) : ((const float *)v)[at];
-            const float product = scores[j] * value;
-            o = o + product;
-        }
-        out[c] = o / sum;
-    }
 }
 
 void cb_attend_f16_avx2(const float *q, const uint16_t *k, const uint16_t *v, size_t positions,
                         size_t dim, size_t value_dim, float scale, float *scores, float *out)
 {
-    attend(q, k, v, positions, dim, value_dim, scale, ELEMENT_F16, scores, out);
+    if ((dim | value_dim) % 8)
+        cb_attend_f16_ref(q, k, v, positions, dim, value_dim, scale, scores, out);
+    else
+        attend(q, k, v, positions, dim, value_dim, scale, scores, out, ELEMENT_F16);
 }
 
 void cb_attend_f32_avx2(const float *q, const float *k, const float *v, size_t positions, size_t dim,
                         size_t value_dim, float scale, float *scores, float *out)
 {
-    attend(q, k, v, positions, dim, value_dim, scale, ELEMENT_F32, scores, out);
+    if ((dim | value_dim) % 8)
+        cb_attend_f32_ref(q, k, v, positions, dim, value_dim, scale, scores, out);
+    else
+        attend(q, k, v, positions, dim, value_dim, scale, scores, out, ELEMENT_F32);
 }
 
 /* A few hundred scalar instructions a layer: not worth more here. */

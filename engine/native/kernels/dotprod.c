@@ -175,79 +175,56 @@ APART void int4_four(const uint8_t *w, const struct cb_quantized *x, size_t firs
 /* ---- one token, int4 ------------------------------------------------------------------------ */
 
 /*
- * The loop decoding spends its time in, in the order a Cortex-A55 wants: it issues in order, so
- * two groups make four independent sums, instructions of one latency stand together, and what the
- * next two groups begin with is loaded beside the sums of these. Wider cores reorder it anyway.
+ * The loop decoding spends its time in. Two groups make four independent sums, and what the next two
+ * begin with is loaded beside the sums of these. The order is what a search found that moved one
+ * instruction at a time and kept what llvm-mca's model of Cortex-A55, which issues in order, thinks no
+ * slower (58 cycles a group; as one would write it, 69); wider cores reorder it anyway.
  *
  * v0..v1 are free for acc; v2 v3 (v4 v5) sums of rows 0-3 and 4-7 of the first (second) group;
- * v6 v7 (v28 v29) its activations; v8..v15 bytes, then high nibbles; v16..v23 low nibbles.
+ * v6 v7 (v28 v29) its activations; v8..v15 bytes, then high nibbles; v16..v23 low nibbles, then
+ * scales; v24 v26 v27 what scales are made of; v30 15 in every byte, v31 CB_ROUND_MAGIC.
  */
-#define LOAD1(a, at) "ldr q" #a ", [%[w], #" #at "]\n"
-#define LOAD2(a, b, at) "ldp q" #a ", q" #b ", [%[w], #" #at "]\n"
+#define LOAD1(from, a, at) "ldr " #a ", [%[" #from "], #" #at "]\n"
+#define LOAD2(from, a, b, at) "ldp q" #a ", q" #b ", [%[" #from "], #" #at "]\n"
+#define NEXT2(from, a, b, at) "ldp q" #a ", q" #b ", [%[" #from "], #" #at "]!\n"
 #define LOW(to, from) "and v" #to ".16b, v" #from ".16b, v30.16b\n"
 #define HIGH(v) "ushr v" #v ".16b, v" #v ".16b, #4\n"
 #define DOT(sum, w, q, lane) "sdot v" #sum ".4s, v" #w ".16b, v" #q ".4b[" #lane "]\n"
-#define UNPACK                                                                                     \
-    LOW(16, 8) LOW(17, 9) LOW(18, 10) LOW(19, 11) LOW(20, 12) LOW(21, 13) LOW(22, 14) LOW(23, 15)  \
-    HIGH(8) HIGH(9) HIGH(10) HIGH(11) HIGH(12) HIGH(13) HIGH(14) HIGH(15)
-
-#define FIRST_BYTES LOAD2(8, 9, 0) LOAD2(10, 11, 144) LOAD1(12, 32) LOAD1(13, 48)                  \
-    LOAD1(14, 176) LOAD1(15, 192)
+#define WIDEN_LOW(to, from) "fcvtl v" #to ".4s, v" #from ".4h\n"
+#define WIDEN_HIGH(to, from) "fcvtl2 v" #to ".4s, v" #from ".8h\n"
+#define FLOAT(sum) "fsub v" #sum ".4s, v" #sum ".4s, v31.4s\n"
+#define TIMES_D(v, lane) "fmul v" #v ".4s, v" #v ".4s, v27.s[" #lane "]\n"
+#define TIMES(v, a) "fmul v" #v ".4s, v" #v ".4s, v" #a ".4s\n"
+#define ADD(acc, v) "fadd %[" #acc "].4s, %[" #acc "].4s, v" #v ".4s\n"
+#define COUNT_DOWN "subs %[pairs], %[pairs], #1\n"
 
 /* `pairs` >= 1 pairs of groups; 288 bytes of w and one struct pair beyond them are read too. */
-INLINE struct f8 int4_pairs(struct f8 acc, const uint8_t *w, const struct pair *x, size_t pairs)
+APART struct f8 int4_pairs(struct f8 acc, const uint8_t *w, const struct pair *x, size_t pairs)
 {
     __asm__ volatile(
         "movi v30.16b, #15\n"
         "dup v31.4s, %w[magic]\n"
-        "ldp q2, q4, [%[x]]\n"
-        "ldp q3, q5, [%[x]]\n"
-        "ldp q6, q7, [%[x], #48]\n"
-        "ldp q28, q29, [%[x], #80]\n" FIRST_BYTES
-        "1:\n" UNPACK
-        DOT(2, 16, 6, 0) DOT(3, 17, 6, 0) DOT(4, 18, 28, 0) DOT(5, 19, 28, 0)
-        DOT(2, 8, 7, 0) DOT(3, 9, 7, 0) DOT(4, 10, 29, 0) DOT(5, 11, 29, 0)
-        DOT(2, 20, 6, 1) DOT(3, 21, 6, 1) DOT(4, 22, 28, 1) LOAD2(8, 9, 64)
-        DOT(5, 23, 28, 1) LOAD2(10, 11, 208)
-        DOT(2, 12, 7, 1) DOT(3, 13, 7, 1) DOT(4, 14, 29, 1) DOT(5, 15, 29, 1)
-        LOAD2(12, 13, 96) LOAD2(14, 15, 240) UNPACK
-        DOT(2, 16, 6, 2) DOT(3, 17, 6, 2) DOT(4, 18, 28, 2) DOT(5, 19, 28, 2)
-        DOT(2, 8, 7, 2) DOT(3, 9, 7, 2) DOT(4, 10, 29, 2) DOT(5, 11, 29, 2)
-        DOT(2, 20, 6, 3) LOAD1(24, 128)
-        DOT(3, 21, 6, 3) LOAD1(26, 272)
-        DOT(4, 22, 28, 3) "ldr d27, [%[x], #32]\n"
-        DOT(5, 23, 28, 3) LOAD2(8, 9, 288)
-        DOT(2, 12, 7, 3) LOAD2(10, 11, 432)
-        DOT(3, 13, 7, 3) DOT(4, 14, 29, 3) DOT(5, 15, 29, 3)
-        "fcvtl v16.4s, v24.4h\n" LOAD1(12, 320)
-        "fcvtl2 v17.4s, v24.8h\n" LOAD1(13, 336)
-        "fcvtl v18.4s, v26.4h\n" LOAD1(14, 464)
-        "fcvtl2 v19.4s, v26.8h\n" LOAD1(15, 480)
-        "fsub v2.4s, v2.4s, v31.4s\n"
-        "ldp q6, q7, [%[x], #160]\n"
-        "fsub v3.4s, v3.4s, v31.4s\n"
-        "ldp q28, q29, [%[x], #192]\n"
-        "fsub v4.4s, v4.4s, v31.4s\n"
-        "fsub v5.4s, v5.4s, v31.4s\n"
-        "fmul v16.4s, v16.4s, v27.s[0]\n"
-        "fmul v17.4s, v17.4s, v27.s[0]\n"
-        "fmul v18.4s, v18.4s, v27.s[1]\n"
-        "fmul v19.4s, v19.4s, v27.s[1]\n"
-        "fmul v16.4s, v16.4s, v2.4s\n"
-        "fmul v17.4s, v17.4s, v3.4s\n"
-        "fmul v18.4s, v18.4s, v4.4s\n"
-        "fmul v19.4s, v19.4s, v5.4s\n"
-        "fadd %[lo].4s, %[lo].4s, v16.4s\n"
-        "ldr q2, [%[x], #112]\n"
-        "fadd %[hi].4s, %[hi].4s, v17.4s\n"
-        "ldr q3, [%[x], #112]\n"
-        "fadd %[lo].4s, %[lo].4s, v18.4s\n"
-        "ldr q4, [%[x], #128]\n"
-        "fadd %[hi].4s, %[hi].4s, v19.4s\n"
-        "ldr q5, [%[x], #128]\n"
-        "add %[x], %[x], #112\n"
-        "add %[w], %[w], #288\n"
-        "subs %[pairs], %[pairs], #1\n"
+        LOAD2(x, 2, 4, 0) LOAD2(x, 3, 5, 0) LOAD2(x, 6, 7, 48) LOAD2(x, 28, 29, 80)
+        LOAD2(w, 8, 9, 0) LOAD2(w, 10, 11, 144) LOAD2(w, 12, 13, 32) LOAD2(w, 14, 15, 176)
+        "1:\n"
+        LOW(20, 12) LOW(17, 9) LOW(16, 8) HIGH(8) LOW(21, 13) HIGH(13) LOW(18, 10) HIGH(10)
+        LOW(22, 14) HIGH(14) HIGH(9) LOW(19, 11) HIGH(12) HIGH(11) LOW(23, 15) HIGH(15)
+        DOT(2, 16, 6, 0) DOT(3, 17, 6, 0) DOT(4, 18, 28, 0) DOT(5, 19, 28, 0) DOT(2, 8, 7, 0)
+        DOT(3, 9, 7, 0) DOT(4, 10, 29, 0) DOT(5, 11, 29, 0) LOAD2(w, 10, 11, 208) DOT(3, 21, 6, 1)
+        DOT(2, 20, 6, 1) DOT(5, 23, 28, 1) DOT(4, 22, 28, 1) LOAD2(w, 8, 9, 64) DOT(5, 15, 29, 1)
+        DOT(2, 12, 7, 1) LOW(16, 8) LOAD1(w, q26, 272) LOW(18, 10) HIGH(10) DOT(3, 13, 7, 1)
+        LOAD2(w, 12, 13, 96) DOT(4, 14, 29, 1) LOW(20, 12) HIGH(8) LOW(17, 9) LOAD2(w, 14, 15, 240)
+        DOT(2, 16, 6, 2) HIGH(12) HIGH(9) LOW(22, 14) HIGH(14) LOW(23, 15) HIGH(15) LOW(19, 11)
+        HIGH(11) LOW(21, 13) HIGH(13) DOT(3, 17, 6, 2) DOT(4, 18, 28, 2) LOAD1(x, d27, 32)
+        DOT(5, 19, 28, 2) DOT(2, 8, 7, 2) DOT(4, 10, 29, 2) DOT(3, 9, 7, 2) LOAD1(w, q24, 128)
+        NEXT2(w, 8, 9, 288) DOT(5, 11, 29, 2) WIDEN_LOW(16, 24) DOT(2, 20, 6, 3) DOT(4, 22, 28, 3)
+        DOT(5, 23, 28, 3) WIDEN_HIGH(17, 24) LOAD2(w, 10, 11, 144) DOT(5, 15, 29, 3)
+        WIDEN_HIGH(19, 26) DOT(3, 21, 6, 3) DOT(2, 12, 7, 3) DOT(4, 14, 29, 3)
+        LOAD2(w, 14, 15, 176) FLOAT(2) TIMES_D(19, 1) DOT(3, 13, 7, 3) WIDEN_LOW(18, 26) FLOAT(4)
+        TIMES_D(16, 0) LOAD2(x, 28, 29, 192) FLOAT(3) TIMES_D(17, 0) TIMES(17, 3)
+        LOAD2(w, 12, 13, 32) FLOAT(5) TIMES_D(18, 1) COUNT_DOWN TIMES(16, 2) LOAD2(x, 6, 7, 160)
+        TIMES(18, 4) NEXT2(x, 2, 4, 112) ADD(lo, 16) ADD(hi, 17) TIMES(19, 5) LOAD2(x, 3, 5, 0)
+        ADD(lo, 18) ADD(hi, 19)
         "b.ne 1b\n"
         : [lo] "+w"(acc.lo), [hi] "+w"(acc.hi), [w] "+r"(w), [x] "+r"(x), [pairs] "+r"(pairs)
         : [magic] "r"(CB_ROUND_MAGIC_BITS)
@@ -257,16 +234,18 @@ INLINE struct f8 int4_pairs(struct f8 acc, const uint8_t *w, const struct pair *
     return acc;
 }
 
+/* `count` groups; what an odd one is paired with counts for nothing. */
 static void prepare(struct pair *to, const int8_t *q, const float *d, const int32_t *s,
-                    size_t pairs)
+                    size_t count)
 {
-    for (size_t i = 0; i < pairs; i++, to++) {
-        for (size_t j = 0; j < 2; j++) {
-            const int32_t sum = s[2 * i + j];
-            vst1q_s32(to->start[j], vdupq_n_s32((int32_t)CB_ROUND_MAGIC_BITS - 8 * sum));
-            to->d[j] = d[2 * i + j];
-        }
-        memcpy(to->q, q + 2 * i * COLUMNS, sizeof to->q);
+    for (size_t g = 0; g < count + count % 2; g++) {
+        struct pair *pair = to + g / 2;
+        const size_t from = g < count ? g : count - 1, half = g % 2;
+        const int32_t start = (int32_t)CB_ROUND_MAGIC_BITS - 8 * s[from];
+        vst1q_s32(pair->start[half], vdupq_n_s32(start));
+        vst1q_s8(pair->q + half * COLUMNS, vld1q_s8(q + from * COLUMNS));
+        vst1q_s8(pair->q + half * COLUMNS + 16, vld1q_s8(q + from * COLUMNS + 16));
+        pair->d[half] = g < count ? d[g] : 0.0f;
     }
 }
 
@@ -274,41 +253,35 @@ static void prepare(struct pair *to, const int8_t *q, const float *d, const int3
 static void int4_piece(const uint8_t *w, size_t panels, const struct cb_quantized *x, size_t token,
                        size_t first, size_t count, float *y)
 {
-    const size_t groups = x->groups, at = token * groups + first;
-    const int8_t *q = x->q + at * COLUMNS;
+    const size_t groups = x->groups, at = token * groups + first, pairs = (count + 1) / 2;
     struct pair prepared[PAIRS + 1]; /* the last one is read ahead and not used */
+    size_t blocks = panels * groups - first; /* from this row's first to the end of w */
 
-    prepare(prepared, q, x->d + at, x->s + at, count / 2);
-    if (count >= 2)
-        prepared[count / 2] = prepared[0];
-    for (size_t p = 0; p < panels; p++, y += ROWS) {
-        const uint8_t *row = w + (p * groups + first) * CB_INT4_BLOCK_BYTES;
-        const size_t last = p + 1 == panels && first + count == groups;
-        const size_t ahead = last && count >= 2 ? 2 : 0; /* nothing to read behind the last ones */
-        const size_t pairs = (count - ahead) / 2;
-        struct f8 acc[BATCH];
-        acc[0] = first == 0 ? zero8() : load8(y);
-        if (pairs > 0)
-            acc[0] = int4_pairs(acc[0], row, prepared, pairs);
-        for (size_t g = 2 * pairs; g < count; g++)
-            int4_block(acc, row + g * CB_INT4_BLOCK_BYTES, q + g * COLUMNS, x->d + at + g,
-                       x->s + at + g, groups, 1);
-        store8(y, acc[0]);
+    prepare(prepared, x->q + at * COLUMNS, x->d + at, x->s + at, count);
+    w += first * CB_INT4_BLOCK_BYTES;
+    for (size_t p = 0; p < panels; p++, y += ROWS, blocks -= groups) {
+        /* two blocks behind the last pair are read, too: at the end of w a copy has them */
+        const size_t inside = blocks >= 2 * pairs + 2 ? pairs : (blocks - 1) / 2 - (blocks > 2);
+        struct f8 acc = first == 0 ? zero8() : load8(y);
+        if (inside > 0)
+            acc = int4_pairs(acc, w, prepared, inside);
+        if (inside < pairs) {
+            uint8_t copy[6 * CB_INT4_BLOCK_BYTES] = {0};
+            memcpy(copy, w + 2 * inside * CB_INT4_BLOCK_BYTES,
+                   (count - 2 * inside) * CB_INT4_BLOCK_BYTES);
+            acc = int4_pairs(acc, copy, prepared + inside, pairs - inside);
+        }
+        store8(y, acc);
+        w += groups * CB_INT4_BLOCK_BYTES;
     }
 }
 
 static void int4_token(const uint8_t *w, size_t panels, const struct cb_quantized *x, size_t token,
                        float *y)
 {
-    size_t first = 0, left = x->groups;
-    while (left > 0) {
-        /* a piece reads two groups ahead, so the next one has two */
-        size_t count = left <= 2 * PAIRS ? left : 2 * PAIRS;
-        if (left - count == 1)
-            count--;
+    for (size_t first = 0, count; first < x->groups; first += count) {
+        count = x->groups - first < 2 * PAIRS ? x->groups - first : 2 * PAIRS;
         int4_piece(w, panels, x, token, first, count, y);
-        first += count;
-        left -= count;
     }
 }
 

@@ -77,11 +77,12 @@ static void repeat(struct repeated *to, const int8_t *q, const float *d, const i
 {
     for (size_t g = 0; g < count; g++, q += COLUMNS) {
         const int16_t start = (int16_t)(-correction * s[g]);
-        for (size_t i = 0; i < 8; i++)
-            for (size_t r = 0; r < 4; r++)
-                memcpy(to[g].q[i] + 4 * r, q + 4 * i, 4);
-        memset(to[g].start, 0, sizeof to[g].start);
-        to[g].start[0] = to[g].start[4] = start;
+        for (size_t i = 0; i < 8; i++) {
+            int32_t four;
+            memcpy(&four, q + 4 * i, sizeof four);
+            vst1q_s8(to[g].q[i], vreinterpretq_s8_s32(vdupq_n_s32(four)));
+        }
+        vst1q_s64((int64_t *)(void *)to[g].start, vdupq_n_s64((uint16_t)start));
         to[g].d = d[g];
     }
 }
@@ -292,8 +293,8 @@ APART void int8_batch(const uint8_t *w, const struct cb_quantized *x, size_t fir
     batch(w, 1, x, first, y, y_stride);
 }
 
-static void quantised_rows(const uint8_t *w, size_t panels, const struct cb_quantized *x,
-                           size_t tokens, float *y, size_t y_stride, int int8)
+APART void quantised_rows(const uint8_t *w, size_t panels, const struct cb_quantized *x,
+                          size_t tokens, float *y, size_t y_stride, int int8)
 {
     const size_t bytes = x->groups * (int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES);
     const size_t batched = tokens - tokens % BATCH;
@@ -424,25 +425,21 @@ void cb_matmul_bf16_neon(const uint16_t *w, size_t panels, size_t columns, const
 
 void cb_rmsnorm_neon(const float *x, const float *w, size_t n, float eps, float *y)
 {
-    struct f8 p = zero8();
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const struct f8 v = load8(x + i);
-        p = add_product8(p, v, v);
+    if (n % 8) {
+        cb_rmsnorm_ref(x, w, n, eps, y);
+        return;
     }
-    if (i < n) { /* the missing channels add +0, which changes no partial sum */
-        float last[8] = {0};
-        memcpy(last, x + i, (n - i) * sizeof last[0]);
-        const struct f8 v = load8(last);
+    struct f8 p = zero8();
+    for (size_t i = 0; i < n; i += 8) {
+        const struct f8 v = load8(x + i);
         p = add_product8(p, v, v);
     }
     const float mean = combine8(p) / (float)n;
     const float r = 1.0f / cb_sqrt(mean + eps);
-    for (i = 0; i + 4 <= n; i += 4)
-        vst1q_f32(y + i, vmulq_f32(vmulq_n_f32(vld1q_f32(x + i), r), vld1q_f32(w + i)));
-    for (; i < n; i++) {
-        const float v = x[i] * r;
-        y[i] = v * w[i];
+    for (size_t i = 0; i < n; i += 8) {
+        const struct f8 v = load8(x + i), weight = load8(w + i);
+        store8(y + i, (struct f8){vmulq_f32(vmulq_n_f32(v.lo, r), weight.lo),
+                                  vmulq_f32(vmulq_n_f32(v.hi, r), weight.hi)});
     }
 }
 
@@ -597,12 +594,14 @@ INLINE void score_rows(const float *q, const void *k, size_t first, size_t rows,
     CB_UNROLL
     for (size_t j = 0; j < rows; j++)
         p[j] = zero8();
-    for (size_t i = 0; i < dim; i += 8) {
+    size_t i = 0;
+    do {
         const struct f8 v = load8(q + i);
         CB_UNROLL
         for (size_t j = 0; j < rows; j++)
             p[j] = add_product8(p[j], v, load_elements(k, (first + j) * dim + i, kind));
-    }
+        i += 8;
+    } while (i < dim);
     CB_UNROLL
     for (size_t j = 0; j < rows; j++)
         scores[first + j] = combine8(p[j]) * scale;
@@ -611,48 +610,43 @@ INLINE void score_rows(const float *q, const void *k, size_t first, size_t rows,
 /* scores[j] become exp(scores[j] - max); returns their sum. */
 APART float softmax_terms(float *scores, size_t n)
 {
-    float highest = scores[0];
-    size_t j = 0;
-    if (n >= 4) {
-        float32x4_t m = vld1q_f32(scores);
-        for (j = 4; j + 4 <= n; j += 4)
-            m = higher4(vld1q_f32(scores + j), m);
-        highest = vmaxvq_f32(m);
-    }
-    for (; j < n; j++)
-        highest = scores[j] > highest ? scores[j] : highest;
-
-    const float32x4_t shift = vdupq_n_f32(highest);
+    const size_t whole = n - n % 8;
+    /* The missing scores are -inf: no maximum, and their term is the +0 that changes no sum. */
+    float left[8];
+    vst1q_f32(left, vdupq_n_f32(cb_float(0xff800000u)));
+    vst1q_f32(left + 4, vdupq_n_f32(cb_float(0xff800000u)));
+    memcpy(left, scores + whole, n % 8 * sizeof left[0]);
+    float32x4_t m = higher4(vld1q_f32(left), vld1q_f32(left + 4));
+    for (size_t j = 0; j < whole; j += 4)
+        m = higher4(vld1q_f32(scores + j), m);
+    const float32x4_t shift = vdupq_n_f32(vmaxvq_f32(m));
     struct f8 p = zero8();
-    for (j = 0; j + 8 <= n; j += 8) {
-        const struct f8 s = load8(scores + j);
+    for (size_t j = 0; j < n; j += 8) {
+        float *at = j < whole ? scores + j : left;
+        const struct f8 s = load8(at);
         const struct f8 e = {exp4(vsubq_f32(s.lo, shift)), exp4(vsubq_f32(s.hi, shift))};
-        store8(scores + j, e);
+        store8(at, e);
         p.lo = vaddq_f32(p.lo, e.lo);
         p.hi = vaddq_f32(p.hi, e.hi);
     }
-    float lanes[8];
-    store8(lanes, p);
-    for (size_t i = 0; j < n; i++, j++) {
-        scores[j] = cb_exp(scores[j] - highest);
-        lanes[i] = lanes[i] + scores[j];
-    }
-    return combine8(load8(lanes));
+    memcpy(scores + whole, left, n % 8 * sizeof left[0]);
+    return combine8(p);
 }
 
 /* 8 * `blocks` channels of the output from channel c. */
 INLINE void weigh_values(const float *e, const void *v, size_t positions, size_t value_dim,
                          size_t c, size_t blocks, int kind, float sum, float *out)
 {
-    struct f8 o[8];
+    struct f8 o[BATCH];
     CB_UNROLL
     for (size_t i = 0; i < blocks; i++)
         o[i] = zero8();
-    for (size_t j = 0; j < positions; j++) {
+    size_t j = 0;
+    do {
         CB_UNROLL
         for (size_t i = 0; i < blocks; i++)
             o[i] = add_scaled8(o[i], load_elements(v, j * value_dim + c + 8 * i, kind), e[j]);
-    }
+    } while (++j < positions);
     CB_UNROLL
     for (size_t i = 0; i < blocks; i++) {
         const float32x4_t divisor = vdupq_n_f32(sum);
@@ -674,8 +668,8 @@ APART void attend(const float *q, const void *k, const void *v, size_t positions
 
     const float sum = softmax_terms(scores, positions);
 
-    for (; kind == ELEMENT_F16 && c + 64 <= value_dim; c += 64)
-        weigh_values(scores, v, positions, value_dim, c, 8, ELEMENT_F16, sum, out);
+    for (; kind == ELEMENT_F16 && c + 8 * BATCH <= value_dim; c += 8 * BATCH)
+        weigh_values(scores, v, positions, value_dim, c, BATCH, ELEMENT_F16, sum, out);
     for (; c < value_dim; c += 8)
         weigh_values(scores, v, positions, value_dim, c, 1, kind, sum, out);
 }

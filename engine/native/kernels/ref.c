@@ -55,23 +55,16 @@ static int32_t dot(const int8_t *w, const int8_t *q)
     return sum;
 }
 
-/* A block as rows of 32; byte 4 * r + b of every 32 bytes belongs to row r. */
-static void unpack_int4(const uint8_t *block, int8_t w[ROWS][COLUMNS])
+/* A block as rows of 32. Byte 4 * r + b of every 32 bytes belongs to row r; those of int4 hold columns
+ * 0..15 in their low halves and 16..31 in their high ones. */
+static void unpack(const uint8_t *block, int int8, int8_t w[ROWS][COLUMNS])
 {
-    for (size_t i = 0; i < 4; i++)
-        for (size_t r = 0; r < ROWS; r++)
-            for (size_t b = 0; b < 4; b++) {
-                const int byte = block[32 * i + 4 * r + b];
-                w[r][4 * i + b] = (int8_t)((byte & 15) - 8);
-                w[r][16 + 4 * i + b] = (int8_t)((byte >> 4) - 8);
-            }
-}
-
-static void unpack_int8(const uint8_t *block, int8_t w[ROWS][COLUMNS])
-{
-    for (size_t i = 0; i < 8; i++)
-        for (size_t r = 0; r < ROWS; r++)
-            memcpy(&w[r][4 * i], block + 32 * i + 4 * r, 4);
+    for (size_t j = 0; j < COLUMNS; j++)
+        for (size_t r = 0; r < ROWS; r++) {
+            const int byte = block[(int8 ? j : j % 16) / 4 * 32 + 4 * r + j % 4];
+            const int nibble = j < 16 ? byte & 15 : byte >> 4;
+            w[r][j] = (int8_t)(int8 ? byte : nibble - 8);
+        }
 }
 
 /* acc[r] = acc[r] (+) (float(isum[r]) (*) (dw[r] (*) d)); scales: 8 f16. */
@@ -88,71 +81,87 @@ static void accumulate(float acc[ROWS], int8_t w[ROWS][COLUMNS], const int8_t *q
 
 /* A panel is unpacked block by block, for all tokens at once when there are at most BATCH. */
 #define BATCH 8
-#define QUANTISED_ROWS(UNPACK, BLOCK_BYTES)                                                        \
-    const size_t groups = x->groups;                                                               \
-    for (size_t p = 0; p < panels; p++, w += groups * (BLOCK_BYTES), y += ROWS)                    \
-        for (size_t first = 0; first < tokens; first += BATCH) {                                   \
-            const size_t count = tokens - first < BATCH ? tokens - first : BATCH;                  \
-            float acc[BATCH][ROWS] = {{0}};                                                        \
-            for (size_t g = 0; g < groups; g++) {                                                  \
-                const uint8_t *block = w + g * (BLOCK_BYTES);                                      \
-                int8_t rows[ROWS][COLUMNS];                                                        \
-                UNPACK(block, rows);                                                               \
-                for (size_t t = 0; t < count; t++) {                                               \
-                    const size_t at = (first + t) * groups + g;                                    \
-                    accumulate(acc[t], rows, x->q + at * COLUMNS, block + (BLOCK_BYTES) - 16,      \
-                               x->d[at]);                                                          \
-                }                                                                                  \
-            }                                                                                      \
-            for (size_t t = 0; t < count; t++)                                                     \
-                memcpy(y + (first + t) * y_stride, acc[t], sizeof acc[t]);                         \
+
+static void quantised_rows(const uint8_t *w, size_t panels, const struct cb_quantized *x,
+                           size_t tokens, float *y, size_t y_stride, int int8)
+{
+    const size_t groups = x->groups, bytes = int8 ? CB_INT8_BLOCK_BYTES : CB_INT4_BLOCK_BYTES;
+    for (size_t p = 0; p < panels; p++, w += groups * bytes, y += ROWS)
+        for (size_t first = 0; first < tokens; first += BATCH) {
+            const size_t count = tokens - first < BATCH ? tokens - first : BATCH;
+            float acc[BATCH][ROWS] = {{0}};
+            for (size_t g = 0; g < groups; g++) {
+                const uint8_t *block = w + g * bytes;
+                int8_t rows[ROWS][COLUMNS];
+                unpack(block, int8, rows);
+                for (size_t t = 0; t < count; t++) {
+                    const size_t at = (first + t) * groups + g;
+                    accumulate(acc[t], rows, x->q + at * COLUMNS, block + bytes - 2 * ROWS,
+                               x->d[at]);
+                }
+            }
+            for (size_t t = 0; t < count; t++)
+                memcpy(y + (first + t) * y_stride, acc[t], sizeof acc[t]);
         }
+}
 
 void cb_matmul_int4_ref(const uint8_t *w, size_t panels, const struct cb_quantized *x,
                         size_t tokens, float *y, size_t y_stride)
 {
-    QUANTISED_ROWS(unpack_int4, CB_INT4_BLOCK_BYTES)
+    quantised_rows(w, panels, x, tokens, y, y_stride, 0);
 }
 
 void cb_matmul_int8_ref(const uint8_t *w, size_t panels, const struct cb_quantized *x,
                         size_t tokens, float *y, size_t y_stride)
 {
-    QUANTISED_ROWS(unpack_int8, CB_INT8_BLOCK_BYTES)
+    quantised_rows(w, panels, x, tokens, y, y_stride, 1);
 }
 
-/* One float row product per panel and token; WIDEN turns a stored element into binary32. */
-#define FLOAT_ROWS(WIDEN)                                                                          \
-    for (size_t p = 0; p < panels; p++, w += columns * ROWS, y += ROWS) {                          \
-        for (size_t t = 0; t < tokens; t++) {                                                      \
-            const float *xt = x + t * x_stride;                                                    \
-            float acc[ROWS] = {0};                                                                 \
-            for (size_t k = 0; k < columns; k++)                                                   \
-                for (size_t r = 0; r < ROWS; r++) {                                                \
-                    float product = WIDEN(w[k * ROWS + r]) * xt[k];                                \
-                    acc[r] = acc[r] + product;                                                     \
-                }                                                                                  \
-            memcpy(y + t * y_stride, acc, sizeof acc);                                             \
-        }                                                                                          \
+/* `n` elements from index `at` on, widened. */
+static void widen(float *to, const void *from, size_t at, size_t n, int dtype)
+{
+    if (dtype == CB_DTYPE_F32) {
+        memcpy(to, (const float *)from + at, n * sizeof *to);
+        return;
     }
+    for (size_t i = 0; i < n; i++) {
+        const uint16_t h = ((const uint16_t *)from)[at + i];
+        to[i] = dtype == CB_DTYPE_F16 ? cb_f16(h) : cb_bf16(h);
+    }
+}
 
-#define SAME(x) (x)
+/* One float row product per panel and token. */
+static void float_rows(const void *w, size_t panels, size_t columns, const float *x,
+                       size_t x_stride, size_t tokens, float *y, size_t y_stride, int dtype)
+{
+    for (size_t p = 0; p < panels; p++, y += ROWS)
+        for (size_t t = 0; t < tokens; t++) {
+            float acc[ROWS] = {0};
+            for (size_t k = 0; k < columns; k++) {
+                float wide[ROWS];
+                widen(wide, w, (p * columns + k) * ROWS, ROWS, dtype);
+                cb_add_scaled_ref(acc, x[t * x_stride + k], wide, ROWS);
+            }
+            memcpy(y + t * y_stride, acc, sizeof acc);
+        }
+}
 
 void cb_matmul_f32_ref(const float *w, size_t panels, size_t columns, const float *x,
                        size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
-    FLOAT_ROWS(SAME)
+    float_rows(w, panels, columns, x, x_stride, tokens, y, y_stride, CB_DTYPE_F32);
 }
 
 void cb_matmul_f16_ref(const uint16_t *w, size_t panels, size_t columns, const float *x,
                        size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
-    FLOAT_ROWS(cb_f16)
+    float_rows(w, panels, columns, x, x_stride, tokens, y, y_stride, CB_DTYPE_F16);
 }
 
 void cb_matmul_bf16_ref(const uint16_t *w, size_t panels, size_t columns, const float *x,
                         size_t x_stride, size_t tokens, float *y, size_t y_stride)
 {
-    FLOAT_ROWS(cb_bf16)
+    float_rows(w, panels, columns, x, x_stride, tokens, y, y_stride, CB_DTYPE_BF16);
 }
 
 static float combine8(const float p[8])
@@ -199,37 +208,46 @@ static float softmax_terms(float *scores, size_t n)
     return cb_reduce8(scores, n);
 }
 
-/* One query head; WIDEN as above. */
-#define ATTEND(WIDEN)                                                                              \
-    for (size_t j = 0; j < positions; j++) {                                                       \
-        float p[8] = {0};                                                                          \
-        for (size_t i = 0; i < dim; i++) {                                                         \
-            float product = q[i] * WIDEN(k[j * dim + i]);                                          \
-            p[i % 8] = p[i % 8] + product;                                                         \
-        }                                                                                          \
-        scores[j] = combine8(p) * scale;                                                           \
-    }                                                                                              \
-    const float sum = softmax_terms(scores, positions);                                            \
-    for (size_t i = 0; i < value_dim; i++)                                                         \
-        out[i] = 0.0f;                                                                             \
-    for (size_t j = 0; j < positions; j++)                                                         \
-        for (size_t i = 0; i < value_dim; i++) {                                                   \
-            float product = scores[j] * WIDEN(v[j * value_dim + i]);                               \
-            out[i] = out[i] + product;                                                             \
-        }                                                                                          \
-    for (size_t i = 0; i < value_dim; i++)                                                         \
+/* One query head. Rows are widened 8 elements at a time: element i goes to partial sum i % 8. */
+static void attend(const float *q, const void *k, const void *v, size_t positions, size_t dim,
+                   size_t value_dim, float scale, float *scores, float *out, int dtype)
+{
+    float wide[8];
+    for (size_t j = 0; j < positions; j++) {
+        float p[8] = {0};
+        for (size_t i = 0, n; i < dim; i += n) {
+            n = dim - i < 8 ? dim - i : 8;
+            widen(wide, k, j * dim + i, n, dtype);
+            for (size_t c = 0; c < n; c++) {
+                float product = q[i + c] * wide[c];
+                p[c] = p[c] + product;
+            }
+        }
+        scores[j] = combine8(p) * scale;
+    }
+    const float sum = softmax_terms(scores, positions);
+    for (size_t i = 0; i < value_dim; i++)
+        out[i] = 0.0f;
+    for (size_t j = 0; j < positions; j++)
+        for (size_t i = 0, n; i < value_dim; i += n) {
+            n = value_dim - i < 8 ? value_dim - i : 8;
+            widen(wide, v, j * value_dim + i, n, dtype);
+            cb_add_scaled_ref(out + i, scores[j], wide, n);
+        }
+    for (size_t i = 0; i < value_dim; i++)
         out[i] = out[i] / sum;
+}
 
 void cb_attend_f16_ref(const float *q, const uint16_t *k, const uint16_t *v, size_t positions,
                        size_t dim, size_t value_dim, float scale, float *scores, float *out)
 {
-    ATTEND(cb_f16)
+    attend(q, k, v, positions, dim, value_dim, scale, scores, out, CB_DTYPE_F16);
 }
 
 void cb_attend_f32_ref(const float *q, const float *k, const float *v, size_t positions, size_t dim,
                        size_t value_dim, float scale, float *scores, float *out)
 {
-    ATTEND(SAME)
+    attend(q, k, v, positions, dim, value_dim, scale, scores, out, CB_DTYPE_F32);
 }
 
 int cb_store_f16_ref(const float *x, size_t n, uint16_t *out)

@@ -69,7 +69,7 @@ float cb_sqrt(float x)
 }
 #endif
 
-float cb_exp(float x)
+__attribute__((noinline)) float cb_exp(float x)
 {
     if (x < CB_EXP_LOWEST)
         return 0.0f;
