@@ -72,7 +72,7 @@ COMMAND_SECONDS = 120.0
 _SYNC_SECONDS = 20.0
 _PROMPT_SECONDS = 30.0  # a prompt that does not come may have been broken by noise
 _SYNC_TRIES = 6
-_UPLOAD_CHUNK = 1024  # bytes per typed line, before base64; leaves room for a long path
+_UPLOAD_CHUNK = 1020  # bytes per typed line, before encoding: whole groups of base64 and base32, room for a long path
 _FETCH_CHUNK = 1536  # bytes that are fetched at once when noise has broken a whole file
 _FETCH_TRIES = 40
 # A lost end marker is asked for again after this time, then each time after three times as long: what
@@ -258,6 +258,14 @@ class Shell:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._log_forced: bool | None = None
+        self._codec: str | None = None
+
+    @property
+    def codec(self) -> str:
+        """What brings bytes over as text: base64, or base32 where a small busybox has no other."""
+        if self._codec is None:
+            self._codec = self.value("type base64 >/dev/null 2>&1 && echo base64 || echo base32", "base64|base32")
+        return self._codec
 
     def synchronise(self, *, interrupt: bool = True) -> None:
         """Bring the shell to a known state, whatever ran in it before (interrupt: control-C)."""
@@ -410,7 +418,7 @@ class Shell:
         quoted = shlex.quote(path)
         facts = self.value(f"echo $(wc -c <{quoted}) $(sha256sum <{quoted})", r"\d+ [0-9a-f]{64} +-").split()
         size, digest = int(facts[0]), facts[1]
-        data = _decoded(self.run(f"base64 {quoted}", check=True, noise=True).output)
+        data = _decoded(self.run(f"{self.codec} {quoted}", check=True, noise=True).output, self.codec)
         if data is None or (len(data), hashlib.sha256(data).hexdigest()) != (size, digest):
             self.console.note(f"{path} came over broken; fetching it in pieces")
             data = b"".join(self._fetch(quoted, at, size) for at in range(0, size, _FETCH_CHUNK))
@@ -422,9 +430,9 @@ class Shell:
         """One piece of a file; noise adds characters and never exchanges any, so the length tells."""
         wanted = min(_FETCH_CHUNK, size - at)
         piece = f"dd if={quoted} bs={_FETCH_CHUNK} skip={at // _FETCH_CHUNK} count=1 2>/dev/null"
-        command = f"{piece} | base64 | tr -d '\\n'"
+        command = f"{piece} | {self.codec} | tr -d '\\n'"
         for _ in range(_FETCH_TRIES):
-            data = _decoded(self.value(command, r"[A-Za-z0-9+/=]*"))
+            data = _decoded(self.value(command, r"[A-Za-z0-9+/=]*"), self.codec)
             if data is not None and len(data) == wanted:
                 return data
         raise UnexpectedOutput(f"reading {quoted}: the piece at byte {at} never came whole", self.console.log_path)
@@ -438,12 +446,13 @@ class Shell:
     def write_file(self, path: str, data: bytes, *, mode: str = "644") -> None:
         """Make a small file in the guest (a few dozen KiB at most; it goes over the console)."""
         quoted = shlex.quote(path)
-        self.run(f": >{quoted}.b64", check=True)
+        self.run(f": >{quoted}.text", check=True)
+        encode = base64.b64encode if self.codec == "base64" else base64.b32encode
         for start in range(0, len(data), _UPLOAD_CHUNK):
-            text = base64.b64encode(data[start : start + _UPLOAD_CHUNK]).decode()
-            self.run(f"echo {text} >>{quoted}.b64", check=True)
+            text = encode(data[start : start + _UPLOAD_CHUNK]).decode()
+            self.run(f"echo {text} >>{quoted}.text", check=True)
         self.run(
-            f"base64 -d {quoted}.b64 >{quoted} && rm {quoted}.b64 && chmod {mode} {quoted}",
+            f"{self.codec} -d {quoted}.text >{quoted} && rm {quoted}.text && chmod {mode} {quoted}",
             check=True,
         )
         if (size := int(self.value(f"wc -c <{quoted}", r" *\d+"))) != len(data):
@@ -457,10 +466,11 @@ class Shell:
             raise UnexpectedOutput(f"the guest says {first} * {second} = {answer!r}", self.console.log_path)
 
 
-def _decoded(text: str) -> bytes | None:
-    """What base64 text says; None when it is not base64."""
+def _decoded(text: str, codec: str) -> bytes | None:
+    """What base64 or base32 text says; None when it is not that."""
+    plain = "".join(text.split())
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
+        return base64.b64decode(plain, validate=True) if codec == "base64" else base64.b32decode(plain)
     except (binascii.Error, ValueError):
         return None
 
