@@ -14,9 +14,10 @@
 
 #include <linux/dm-ioctl.h>
 
+#include "freestanding.h"
+
 #define SYS_ioctl 29
 #define SYS_openat 56
-#define SYS_write 64
 #define SYS_exit_group 94
 #define AT_FDCWD -100
 #define O_RDWR 2
@@ -25,46 +26,6 @@
 static char buffer[BUFFER_BYTES] __attribute__((aligned(8)));
 static long control;
 
-static long call(long number, long a, long b, long c, long d)
-{
-    register long x8 __asm__("x8") = number;
-    register long x0 __asm__("x0") = a;
-    register long x1 __asm__("x1") = b;
-    register long x2 __asm__("x2") = c;
-    register long x3 __asm__("x3") = d;
-
-    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory", "cc");
-    return x0;
-}
-
-static unsigned long length(const char *text)
-{
-    unsigned long count = 0;
-
-    while (text[count] != '\0') {
-        count++;
-    }
-    return count;
-}
-
-static void print(const char *text)
-{
-    (void)call(SYS_write, 1, (long)text, (long)length(text), 0);
-}
-
-static void print_number(unsigned long value)
-{
-    char digits[24];
-    unsigned at = sizeof digits;
-
-    digits[--at] = '\0';
-    do {
-        digits[--at] = (char)('0' + value % 10);
-        value /= 10;
-    } while (value > 0);
-    print(&digits[at]);
-}
-
 static void fail(const char *what, long number)
 {
     print("dm: ");
@@ -72,16 +33,7 @@ static void fail(const char *what, long number)
     print(": ");
     print_number((unsigned long)-number);
     print("\n");
-    (void)call(SYS_exit_group, 1, 0, 0, 0);
-}
-
-static int equal(const char *a, const char *b)
-{
-    while (*a != '\0' && *a == *b) {
-        a++;
-        b++;
-    }
-    return *a == *b;
+    (void)call(SYS_exit_group, 1, 0, 0, 0, 0, 0);
 }
 
 static void copy(char *to, const char *from, unsigned long size)
@@ -89,16 +41,6 @@ static void copy(char *to, const char *from, unsigned long size)
     while (size-- > 0) {
         *to++ = *from++;
     }
-}
-
-static unsigned long number(const char **text)
-{
-    unsigned long value = 0;
-
-    for (; **text >= '0' && **text <= '9'; ++*text) {
-        value = value * 10 + (unsigned long)(**text - '0');
-    }
-    return value;
 }
 
 /* A fresh request about a device. */
@@ -122,7 +64,7 @@ static struct dm_ioctl *request(const char *name, unsigned flags)
 
 static void send(unsigned long code, const char *what)
 {
-    long result = call(SYS_ioctl, control, (long)code, (long)buffer, 0);
+    long result = call(SYS_ioctl, control, (long)code, (long)buffer, 0, 0, 0);
 
     if (result < 0) {
         fail(what, result);
@@ -152,9 +94,9 @@ static void load(const char *name, char **lines, long count)
         if (at + sizeof *target + length(text) + 16 > BUFFER_BYTES) {
             fail("table", -7); /* E2BIG */
         }
-        target->sector_start = number(&text);
+        target->sector_start = take_number(&text);
         text = skip_spaces(text);
-        target->length = number(&text);
+        target->length = take_number(&text);
         text = skip_spaces(text);
         for (; text[type] != '\0' && text[type] != ' ' && type < sizeof target->target_type - 1; type++) {
             target->target_type[type] = text[type];
@@ -179,7 +121,7 @@ __attribute__((used)) static void dm(long *stack)
     char **argv = (char **)&stack[1];
     struct dm_ioctl *head;
 
-    control = call(SYS_openat, AT_FDCWD, (long)"/dev/mapper/control", O_RDWR, 0);
+    control = call(SYS_openat, AT_FDCWD, (long)"/dev/mapper/control", O_RDWR, 0, 0, 0);
     if (control < 0) {
         fail("/dev/mapper/control", control);
     }
@@ -198,13 +140,9 @@ __attribute__((used)) static void dm(long *stack)
         send(DM_DEV_REMOVE, "remove");
     } else {
         print("usage: dm create|load NAME TARGET... | remove NAME\n");
-        (void)call(SYS_exit_group, 2, 0, 0, 0);
+        (void)call(SYS_exit_group, 2, 0, 0, 0, 0, 0);
     }
-    (void)call(SYS_exit_group, 0, 0, 0, 0);
+    (void)call(SYS_exit_group, 0, 0, 0, 0, 0, 0);
 }
 
-__asm__(".globl _start\n"
-        "_start:\n"
-        "    mov x29, #0\n"
-        "    mov x0, sp\n"
-        "    bl dm\n");
+START(dm);

@@ -21,4 +21,60 @@ static long call(long number, long a, long b, long c, long d, long e, long f)
     return x0;
 }
 
+/* Where the program begins. function: takes the address of argc, behind which the argument pointers lie. */
+#define START(function)            \
+    __asm__(".globl _start\n"      \
+            "_start:\n"            \
+            "    mov x29, #0\n"    \
+            "    mov x0, sp\n"     \
+            "    bl " #function "\n")
+
+static inline unsigned long length(const char *text)
+{
+    unsigned long count = 0;
+
+    while (text[count] != '\0') {
+        count++;
+    }
+    return count;
+}
+
+static inline int equal(const char *a, const char *b)
+{
+    while (*a != '\0' && *a == *b) {
+        a++;
+        b++;
+    }
+    return *a == *b;
+}
+
+/* The number at the begin of a text, which is moved behind it. */
+static inline unsigned long take_number(const char **text)
+{
+    unsigned long value = 0;
+
+    for (; **text >= '0' && **text <= '9'; ++*text) {
+        value = value * 10 + (unsigned long)(**text - '0');
+    }
+    return value;
+}
+
+static inline void print(const char *text)
+{
+    (void)call(64 /* write */, 1, (long)text, (long)length(text), 0, 0, 0);
+}
+
+static inline void print_number(unsigned long value)
+{
+    char digits[24];
+    unsigned at = sizeof digits;
+
+    digits[--at] = '\0';
+    do {
+        digits[--at] = (char)('0' + value % 10);
+        value /= 10;
+    } while (value > 0);
+    print(&digits[at]);
+}
+
 #endif

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What tests bring into the guest: programs and models on a disk, an empty writable disk, a session."""
+"""What tests bring into the guest: programs and models on a disk, an empty writable disk, a session;
+and machines with such disks."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from boot_run import BootRun
 from harness import Machine, Shell
 from session_answer import Answer
 
@@ -24,6 +27,7 @@ DATA_BLOCKS = 2048
 EROFS_BLOCK = 4096
 TOOLS_BYTES = 128 << 20  # a sparse file
 SOURCES = Path(__file__).parent
+LIBCS = {"glibc": "COLIBRI_AARCH64_BIN", "musl": "COLIBRI_AARCH64_MUSL_BIN"}
 SERVICE_SCRIPTS = ("/etc/init.d/S95colibri", "/etc/init.d/colibri")  # busybox's init, System V's
 SERVICE_SOCKET = "/run/colibri/colibri.sock"
 # Without a C library: a few KiB, and nothing of the toolchain's runtime in the guest.
@@ -34,9 +38,9 @@ FREESTANDING = (
 )
 
 
-def compile_freestanding(source: Path, program: Path) -> None:
-    """Compile one C file for the guest."""
-    command = [CROSS_GCC, *FREESTANDING.split(), "-o", str(program), str(source)]
+def compile_freestanding(source: Path, program: Path, *options: str) -> None:
+    """Compile one C file for the guest. options: more of the compiler's."""
+    command = [CROSS_GCC, *FREESTANDING.split(), *options, "-o", str(program), str(source)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError:
@@ -45,12 +49,12 @@ def compile_freestanding(source: Path, program: Path) -> None:
         pytest.fail(f"{source.name} does not compile:\n{error.stderr}", pytrace=False)
 
 
-def session_driver() -> Path:
-    """The static AArch64 program that keeps a session open (engine/native/tests/session_driver.c)."""
-    folder = os.environ.get("COLIBRI_AARCH64_BIN", "")
-    program = Path(folder) / "session_driver"
+def built_program(name: str, libc: str = "glibc") -> Path:
+    """A static AArch64 program of one of the two builds."""
+    folder = os.environ.get(LIBCS[libc], "")
+    program = Path(folder) / name
     if not folder or not program.is_file():
-        pytest.fail(f"$COLIBRI_AARCH64_BIN/session_driver ({program}) is missing; run: make test-boot", pytrace=False)
+        pytest.fail(f"${LIBCS[libc]}/{name} ({program}) is missing; run: make test-boot", pytrace=False)
     return program
 
 
@@ -88,7 +92,7 @@ def make_tools_disk(folder: Path, block: int, models: Sequence[Version] = (), pr
     content, disk = folder / "tools", folder / "tools.disk"
     content.mkdir()
     compile_freestanding(SOURCES / "dm.c", content / "dm")
-    for program in (session_driver(), *programs):
+    for program in (built_program("session_driver"), *programs):
         shutil.copy(program, content / program.name)
     for program in content.iterdir():
         program.chmod(0o755)
@@ -197,6 +201,31 @@ def mount_tools(shell: Shell) -> None:
     """Make the programs of the tools disk available in TOOLS."""
     disk = find_disk(shell, TOOLS_SERIAL)
     shell.run(f"mkdir -p {TOOLS} && mount -o ro /dev/{disk} {TOOLS}", check=True)
+
+
+def boot_with(
+    run: BootRun, *arguments: str, tools: Path | None = None, data: Path | None = None
+) -> tuple[Machine, Shell]:
+    """A machine of the test's own with further QEMU arguments; the tools and the writable disk are mounted."""
+    disks: tuple[str, ...] = () if tools is None else disk_arguments(tools, TOOLS_SERIAL)
+    disks += () if data is None else disk_arguments(data, DATA_SERIAL, writable=True)
+    machine = run.machine(replace(run.options, qemu_args=(*run.options.qemu_args, *disks, *arguments)))
+    shell = machine.start()
+    if tools is not None:
+        mount_tools(shell)
+    if data is not None:
+        mount_data(shell)
+    return machine, shell
+
+
+@contextmanager
+def guest_with(run: BootRun, *arguments: str, tools: Path | None = None, data: Path | None = None) -> Iterator[Shell]:
+    """Such a machine, which must prove to be alive when it is no longer needed."""
+    machine, shell = boot_with(run, *arguments, tools=tools, data=data)
+    yield shell
+    shell.prove_alive()
+    run.proofs += 1
+    machine.close()
 
 
 class GuestSession:

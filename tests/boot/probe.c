@@ -15,7 +15,6 @@
 
 #define SYS_openat 56
 #define SYS_read 63
-#define SYS_write 64
 #define SYS_exit_group 94
 #define SYS_setgid 144
 #define SYS_setuid 146
@@ -42,63 +41,16 @@
 #define SECCOMP_RET_ALLOW 0x7fff0000u
 #define SECCOMP_RET_LOG 0x7ffc0000u
 
-static unsigned long length(const char *text)
-{
-    unsigned long count = 0;
-
-    while (text[count] != '\0') {
-        count++;
-    }
-    return count;
-}
-
-static void print(const char *text)
-{
-    (void)call(SYS_write, 1, (long)text, (long)length(text), 0, 0, 0);
-}
-
-static void print_number(long value)
-{
-    char digits[24];
-    unsigned at = sizeof digits;
-
-    digits[--at] = '\0';
-    do {
-        digits[--at] = (char)('0' + value % 10);
-        value /= 10;
-    } while (value > 0);
-    print(&digits[at]);
-}
-
 /* result: what a system call returned; a negative one is an error number. */
 static void print_result(const char *name, long result)
 {
     print(name);
     if (result < 0) {
-        print_number(-result);
+        print_number((unsigned long)-result);
     } else {
         print("OK");
     }
     print("\n");
-}
-
-static long number(const char *text)
-{
-    long value = 0;
-
-    for (; *text >= '0' && *text <= '9'; text++) {
-        value = value * 10 + (*text - '0');
-    }
-    return value;
-}
-
-static int equal(const char *a, const char *b)
-{
-    while (*a != '\0' && *a == *b) {
-        a++;
-        b++;
-    }
-    return *a == *b;
 }
 
 /* The line of /proc/self/status that begins with `name`. */
@@ -137,7 +89,7 @@ static void probe_lock(long bytes, const char *limit)
     long memory;
 
     if (limit != 0) {
-        unsigned long both[2] = { (unsigned long)number(limit), (unsigned long)number(limit) };
+        unsigned long bytes_allowed = take_number(&limit), both[2] = { bytes_allowed, bytes_allowed };
 
         (void)call(SYS_setrlimit, RLIMIT_MEMLOCK, (long)both, 0, 0, 0, 0);
         /* leaving id 0 drops the capabilities, CAP_IPC_LOCK among them */
@@ -184,7 +136,9 @@ __attribute__((used)) static void probe(long *stack)
     char **argv = (char **)&stack[1];
 
     if (argc >= 3 && equal(argv[1], "lock")) {
-        probe_lock(number(argv[2]), argc > 3 ? argv[3] : 0);
+        const char *bytes = argv[2];
+
+        probe_lock((long)take_number(&bytes), argc > 3 ? argv[3] : 0);
     } else if (argc == 2 && equal(argv[1], "advise")) {
         probe_advise();
     } else if (argc >= 2 && equal(argv[1], "seccomp")) {
@@ -196,8 +150,4 @@ __attribute__((used)) static void probe(long *stack)
     (void)call(SYS_exit_group, 0, 0, 0, 0, 0, 0);
 }
 
-__asm__(".globl _start\n"
-        "_start:\n"
-        "    mov x29, #0\n"
-        "    mov x0, sp\n"
-        "    bl probe\n");
+START(probe);

@@ -91,8 +91,4 @@ __attribute__((used)) static void talk(long *stack)
     leave(0);
 }
 
-__asm__(".globl _start\n"
-        "_start:\n"
-        "    mov x29, #0\n"
-        "    mov x0, sp\n"
-        "    bl talk\n");
+START(talk);

@@ -5,23 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from boot_run import BootRun
-from guest_tools import (
-    DATA,
-    DATA_SERIAL,
-    TOOLS,
-    TOOLS_SERIAL,
-    disk_arguments,
-    make_data_disk,
-    make_tools_disk,
-    mount_data,
-    mount_tools,
-    versions,
-)
-from harness import MachineOptions, Shell
+from guest_tools import DATA, TOOLS, guest_with, make_data_disk, make_tools_disk, versions
+from harness import Shell
 from test_inference_boot import OK, RUN_TIME, Model, models, run_case, small_model
 
 __all__ = ["models", "small_model"]  # fixtures
@@ -29,20 +17,11 @@ __all__ = ["models", "small_model"]  # fixtures
 FIRST_SECOND = "1970-01-01T00:00:00"  # of a board whose clock has lost its battery
 
 
-def with_arguments(options: MachineOptions, *arguments: str) -> MachineOptions:
-    """The options with further arguments for QEMU."""
-    return replace(options, qemu_args=(*options.qemu_args, *arguments))
-
-
 @pytest.fixture
-def board_shell(boot_run: BootRun, request: pytest.FixtureRequest) -> Iterator[Shell]:
-    """A machine of the test's own, with the QEMU arguments of its parameter."""
-    machine = boot_run.machine(with_arguments(boot_run.options, *getattr(request, "param", ())))
-    shell = machine.start()
-    yield shell
-    shell.prove_alive()
-    boot_run.proofs += 1
-    machine.close()
+def board_shell(boot_run: BootRun) -> Iterator[Shell]:
+    """A machine of the test's own."""
+    with guest_with(boot_run) as shell:
+        yield shell
 
 
 def test_without_a_clock_everything_works(
@@ -51,27 +30,20 @@ def test_without_a_clock_everything_works(
     folder = tmp_path_factory.mktemp("clock")
     disk = make_data_disk(folder / "data.ext4", boot_run.image.page_bytes)
     tools = make_tools_disk(folder, boot_run.image.page_bytes, versions())
-    extra = (*disk_arguments(disk, DATA_SERIAL, writable=True), *disk_arguments(tools, TOOLS_SERIAL))
-    machine = boot_run.machine(with_arguments(boot_run.options, "-rtc", f"base={FIRST_SECOND}", *extra))
-    shell = machine.start()
-    assert int(shell.output("date +%s")) < 86400  # the first day
-    for case in small_model.cases:
-        run_case(shell, small_model, case)
-    assert shell.capture(f"colibrictl doctor {small_model.path}").exit_code == OK
-    mount_data(shell)
-    mount_tools(shell)
-    for version in versions():
-        shell.run(f"colibrictl install {version.guest_path} {DATA}/model.colibri", check=True)
-        said = json.loads(shell.capture(f"colibrictl verify {DATA}/model.colibri --json").stdout)
-        assert (said["ok"], said["root"]) == (True, version.root)
-    # The clock is set while a model is there, to the last second of 32 bits and beyond.
-    shell.run("date -u -s @2147483647 && sleep 2", check=True)
-    assert int(shell.output("date +%s")) > 2147483647
-    run_case(shell, small_model, small_model.cases[0])
-    shell.run(f"colibrictl install {TOOLS}/tiny.colibri {DATA}/model.colibri", check=True)
-    shell.prove_alive()
-    boot_run.proofs += 1
-    machine.close()
+    with guest_with(boot_run, "-rtc", f"base={FIRST_SECOND}", tools=tools, data=disk) as shell:
+        assert int(shell.output("date +%s")) < 86400  # the first day
+        for case in small_model.cases:
+            run_case(shell, small_model, case)
+        assert shell.capture(f"colibrictl doctor {small_model.path}").exit_code == OK
+        for version in versions():
+            shell.run(f"colibrictl install {version.guest_path} {DATA}/model.colibri", check=True)
+            said = json.loads(shell.capture(f"colibrictl verify {DATA}/model.colibri --json").stdout)
+            assert (said["ok"], said["root"]) == (True, version.root)
+        # The clock is set while a model is there, to the last second of 32 bits and beyond.
+        shell.run("date -u -s @2147483647 && sleep 2", check=True)
+        assert int(shell.output("date +%s")) > 2147483647
+        run_case(shell, small_model, small_model.cases[0])
+        shell.run(f"colibrictl install {TOOLS}/tiny.colibri {DATA}/model.colibri", check=True)
 
 
 def test_a_read_only_root_is_enough(board_shell: Shell, small_model: Model) -> None:

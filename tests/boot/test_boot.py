@@ -4,20 +4,18 @@
 from __future__ import annotations
 
 import errno
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from boot_run import BootRun
+from guest_tools import SOURCES, compile_freestanding
 from harness import KernelCrash, Machine, MachineOptions, Shell
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FRAGMENT_FOLDER = REPOSITORY / "configs" / "kernel"
-PROBE_SOURCE = Path(__file__).with_name("probe.c")
 PROBE = "/run/probe"  # /tmp may forbid programs
-CROSS_GCC = "aarch64-linux-gnu-gcc"
 MIB = 1 << 20
 
 sys.path.insert(0, str(FRAGMENT_FOLDER))
@@ -30,15 +28,7 @@ BootMachine = Callable[..., tuple[Machine, Shell]]
 def probe_program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The probe, compiled for the guest."""
     program = tmp_path_factory.mktemp("probe") / "probe"
-    flags = "-std=c11 -Os -Wall -Wextra -Wconversion -Werror -ffreestanding -fno-stack-protector"
-    link = "-fno-pie -no-pie -nostdlib -static -s -Wl,--build-id=none -Wl,-z,max-page-size=4096"
-    command = [CROSS_GCC, *flags.split(), *link.split(), "-o", str(program), str(PROBE_SOURCE)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.fail(f"{CROSS_GCC} is missing: apt-get install gcc-aarch64-linux-gnu", pytrace=False)
-    except subprocess.CalledProcessError as error:
-        pytest.fail(f"the probe does not compile:\n{error.stderr}", pytrace=False)
+    compile_freestanding(SOURCES / "probe.c", program, "-Wl,-z,max-page-size=4096")  # small: it is typed
     return program.read_bytes()
 
 

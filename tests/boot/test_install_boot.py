@@ -8,7 +8,6 @@ import json
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,16 +16,13 @@ from guest_tools import (
     DATA,
     DATA_SERIAL,
     TOOLS,
-    TOOLS_SERIAL,
-    disk_arguments,
     find_disk,
+    guest_with,
     make_data_disk,
     make_tools_disk,
-    mount_data,
-    mount_tools,
     versions,
 )
-from harness import Captured, Machine, Shell
+from harness import Captured, Shell
 
 SOURCE = f"{TOOLS}/tiny.colibri"
 OTHER = f"{TOOLS}/tiny-mixed.colibri"
@@ -53,16 +49,8 @@ def guest(boot_run: BootRun, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("data")
     disk = make_data_disk(folder / "data.ext4", boot_run.image.page_bytes)
     tools = make_tools_disk(folder, boot_run.image.page_bytes, versions())
-    extra = (*disk_arguments(disk, DATA_SERIAL, writable=True), *disk_arguments(tools, TOOLS_SERIAL))
-    options = replace(boot_run.options, qemu_args=(*boot_run.options.qemu_args, *extra))
-    machine: Machine = boot_run.machine(options)
-    shell = machine.start()
-    mount_data(shell)
-    mount_tools(shell)
-    yield shell
-    shell.prove_alive()
-    boot_run.proofs += 1
-    machine.close()
+    with guest_with(boot_run, tools=tools, data=disk) as shell:
+        yield shell
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,8 +26,8 @@ from guest_tools import (
     DATA_SERIAL,
     SOURCES,
     TOOLS,
-    TOOLS_SERIAL,
     Version,
+    boot_with,
     disk_arguments,
     disk_names,
     find_disk,
@@ -36,7 +36,6 @@ from guest_tools import (
     make_data_disk,
     make_tools_disk,
     mount_data,
-    mount_tools,
     versions,
 )
 from harness import ConsoleTimeout, Machine, Shell
@@ -80,11 +79,7 @@ class Rig:
 
     def boot(self, arguments: Sequence[str]) -> tuple[Machine, Shell]:
         """A machine with these further QEMU arguments; the tools are mounted."""
-        extra = (*self.run.options.qemu_args, *disk_arguments(self.tools, TOOLS_SERIAL), *arguments)
-        machine = self.run.machine(replace(self.run.options, qemu_args=extra))
-        shell = machine.start()
-        mount_tools(shell)
-        return machine, shell
+        return boot_with(self.run, *arguments, tools=self.tools)
 
     def version(self, count: int) -> Version:
         """The model of the installation with this number, from 1 on."""

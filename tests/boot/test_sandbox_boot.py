@@ -8,17 +8,16 @@ the sandbox; it comes in two builds, glibc and musl. The server is looked at fro
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from boot_run import BootRun
-from guest_tools import SOURCES, TOOLS, TOOLS_SERIAL, compile_freestanding, disk_arguments, make_tools_disk, mount_tools
-from harness import Machine, Shell
+from guest_tools import LIBCS, SOURCES, TOOLS, built_program, compile_freestanding, guest_with, make_tools_disk
+from harness import Shell
 from test_inference_boot import GENERATION_SECONDS, OK, Case, Model, models, small_model
 
 __all__ = ["models", "small_model"]  # fixtures
@@ -29,20 +28,10 @@ FOLDER = "/run/boxed"
 SOCKET = f"{FOLDER}/socket"
 SERVER_LOG = f"{FOLDER}/log"
 PID_FILE = f"{FOLDER}/pid"
-LIBCS = {"glibc": "COLIBRI_AARCH64_BIN", "musl": "COLIBRI_AARCH64_MUSL_BIN"}
 SHORT_CLIENTS, SHORT_ROUNDS = 3, 8
 WARM_ROUNDS = 8  # until each client has done everything once: then every buffer has been used
 LONG_CLIENTS, LONG_ROUNDS = 8, 125
 RSS_GROWTH_KIB = 64  # allowed between then and the end
-
-
-def built_program(libc: str, name: str) -> Path:
-    """A static AArch64 program of one of the two builds."""
-    folder = os.environ.get(LIBCS[libc], "")
-    program = Path(folder) / name
-    if not folder or not program.is_file():
-        pytest.fail(f"${LIBCS[libc]}/{name} ({program}) is missing; run: make test-boot", pytrace=False)
-    return program
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +42,7 @@ def tools(boot_run: BootRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for libc in LIBCS:
         for name in ("sandbox_probe", "colibrictl"):
             copy = folder / f"{name}-{libc}"
-            copy.write_bytes(built_program(libc, name).read_bytes())
+            copy.write_bytes(built_program(name, libc).read_bytes())
             programs.append(copy)
     compile_freestanding(SOURCES / "talk.c", folder / "talk")
     return make_tools_disk(folder, boot_run.image.page_bytes, programs=[*programs, folder / "talk"])
@@ -62,14 +51,8 @@ def tools(boot_run: BootRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def guest(boot_run: BootRun, tools: Path) -> Iterator[Shell]:
     """A machine with that disk."""
-    extra = disk_arguments(tools, TOOLS_SERIAL)
-    machine: Machine = boot_run.machine(replace(boot_run.options, qemu_args=(*boot_run.options.qemu_args, *extra)))
-    shell = machine.start()
-    mount_tools(shell)
-    yield shell
-    shell.prove_alive()
-    boot_run.proofs += 1
-    machine.close()
+    with guest_with(boot_run, tools=tools) as shell:
+        yield shell
 
 
 @pytest.fixture
@@ -141,9 +124,9 @@ class Server:
         return int(self.shell.output(f"sed -n 's/^{name}:[[:space:]]*\\([0-9]*\\) kB/\\1/p' /proc/{self.pid}/{table}"))
 
     def resident(self) -> dict[str, int]:
-        """What it has in memory, in KiB. Pages are counted one by one here: the kernel's counters behind
+        """What it has in memory, in KiB, counted page by page.
 
-        VmRSS of /proc/PID/status lag, each thread's by up to 64 pages.
+        The counters behind VmRSS of /proc/PID/status lag, each thread's by up to 64 pages.
         """
         return {name: self.kib(name, "smaps_rollup") for name in ("Rss", "Anonymous")}
 
