@@ -7,7 +7,8 @@ require colibri-image.inc
 # testimage asks for the first three and for an SSH server.
 COLIBRI_DEV_FEATURES ?= "ssh-server-dropbear"
 IMAGE_FEATURES += "allow-empty-password allow-root-login empty-root-password ${COLIBRI_DEV_FEATURES}"
-IMAGE_INSTALL += "packagegroup-colibri-dev-tools"
+# OpenEmbedded's busybox has no `head -c`, no `dd conv=` and no base64: the boot suite asks for all three.
+IMAGE_INSTALL += "packagegroup-colibri-dev-tools coreutils"
 
 IMAGE_CLASSES += "testimage"
 TEST_SUITES = "ping ssh colibri ptest"
