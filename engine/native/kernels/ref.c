@@ -55,21 +55,28 @@ static int32_t dot(const int8_t *w, const int8_t *q)
     return sum;
 }
 
-/* A block as rows of 32. Byte 4 * r + b of every 32 bytes belongs to row r; those of int4 hold columns
- * 0..15 in their low halves and 16..31 in their high ones. */
-static void unpack(const uint8_t *block, int int8, int8_t w[ROWS][COLUMNS])
+/* A block as rows of 32; byte 4 * r + b of every 32 bytes belongs to row r. */
+static void unpack_int4(const uint8_t *block, int8_t w[ROWS][COLUMNS])
 {
-    for (size_t j = 0; j < COLUMNS; j++)
-        for (size_t r = 0; r < ROWS; r++) {
-            const int byte = block[(int8 ? j : j % 16) / 4 * 32 + 4 * r + j % 4];
-            const int nibble = j < 16 ? byte & 15 : byte >> 4;
-            w[r][j] = (int8_t)(int8 ? byte : nibble - 8);
-        }
+    for (size_t i = 0; i < 4; i++)
+        for (size_t r = 0; r < ROWS; r++)
+            for (size_t b = 0; b < 4; b++) {
+                const int byte = block[32 * i + 4 * r + b];
+                w[r][4 * i + b] = (int8_t)((byte & 15) - 8);
+                w[r][16 + 4 * i + b] = (int8_t)((byte >> 4) - 8);
+            }
+}
+
+static void unpack_int8(const uint8_t *block, int8_t w[ROWS][COLUMNS])
+{
+    for (size_t i = 0; i < 8; i++)
+        for (size_t r = 0; r < ROWS; r++)
+            memcpy(&w[r][4 * i], block + 32 * i + 4 * r, 4);
 }
 
 /* acc[r] = acc[r] (+) (float(isum[r]) (*) (dw[r] (*) d)); scales: 8 f16. */
-static void accumulate(float acc[ROWS], int8_t w[ROWS][COLUMNS], const int8_t *q,
-                       const uint8_t *scales, float d)
+__attribute__((noinline)) static void accumulate(float acc[ROWS], int8_t w[ROWS][COLUMNS],
+                                                 const int8_t *q, const uint8_t *scales, float d)
 {
     for (size_t r = 0; r < ROWS; r++) {
         uint16_t h = (uint16_t)(scales[2 * r] | (scales[2 * r + 1] << 8));
@@ -93,7 +100,10 @@ static void quantised_rows(const uint8_t *w, size_t panels, const struct cb_quan
             for (size_t g = 0; g < groups; g++) {
                 const uint8_t *block = w + g * bytes;
                 int8_t rows[ROWS][COLUMNS];
-                unpack(block, int8, rows);
+                if (int8)
+                    unpack_int8(block, rows);
+                else
+                    unpack_int4(block, rows);
                 for (size_t t = 0; t < count; t++) {
                     const size_t at = (first + t) * groups + g;
                     accumulate(acc[t], rows, x->q + at * COLUMNS, block + bytes - 2 * ROWS,

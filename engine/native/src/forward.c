@@ -5,6 +5,7 @@
 #include "common.h"
 #include "error.h"
 #include "pass.h"
+#include "sampler.h"
 #include "verify.h"
 
 int cb_pass_run(struct cb_pass *p, cb_task *task, size_t units, const char *step)
@@ -241,20 +242,12 @@ static int step_head(void *context, unsigned index, unsigned count)
     struct cb_pass *p = context;
     const colibri_model *m = p->m;
     float *logits = (float *)(void *)p->session->candidates;
-    uint32_t bad = 0;
-    size_t first, last, i;
+    size_t first, last;
 
     cb_share(cb_matrix_panels(&m->head), index, count, &first, &last);
     cb_matmul(p->k, &m->head, first, last, &p->input, 0, 1, logits, m->shape.logits);
-    last = (size_t)cb_min64(last * CB_PANEL_ROWS, m->block.vocabulary);
-    for (i = first * CB_PANEL_ROWS; i < last; i++) {
-        uint32_t bits;
-
-        logits[i] *= m->block.logits_multiplier;
-        memcpy(&bits, &logits[i], sizeof bits);
-        bad |= (bits & 0x7f800000u) == 0x7f800000u;
-    }
-    return bad ? COLIBRI_ERR_NON_FINITE : 0;
+    return cb_logits_scale(logits + first * CB_PANEL_ROWS, (last - first) * CB_PANEL_ROWS,
+                           m->block.logits_multiplier);
 }
 
 /* What a head or norm of zeros gives, and nothing that was trained: an answer would be made up. A

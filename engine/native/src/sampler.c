@@ -7,6 +7,7 @@
 
 #include <float.h>
 #include <stdbool.h>
+#include <string.h>
 
 #include "error.h"
 #include "exact.h"
@@ -55,11 +56,61 @@ int cb_sampler_check(const colibri_sampler *s, colibri_error *error)
     return 0;
 }
 
+/* Every logit of every token passes these two loops: vectors of the compiler's own, which are registers
+ * where there are any and the same arithmetic one by one elsewhere. */
+#define LANES 4
+typedef float float_vector __attribute__((vector_size(4 * LANES)));
+typedef int32_t int_vector __attribute__((vector_size(4 * LANES)));
+
+static inline float_vector load(const float *p)
+{
+    float_vector v;
+
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline int_vector choose(int_vector mask, int_vector a, int_vector b)
+{
+    return (a & mask) | (b & ~mask);
+}
+
+int cb_logits_scale(float *logits, size_t count, float multiplier)
+{
+    const int32_t limit = (int32_t)CB_BITS_INFINITY - 1;
+    int_vector bad = {0};
+
+    for (size_t i = 0; i < count; i += LANES) {
+        float_vector v = load(logits + i) * multiplier;
+
+        memcpy(logits + i, &v, sizeof v);
+        bad |= ((int_vector)v & (int32_t)CB_BITS_ABS) > limit;
+    }
+    return (bad[0] | bad[1] | bad[2] | bad[3]) != 0 ? COLIBRI_ERR_NON_FINITE : 0;
+}
+
+/* The lowest id of those with the highest logit: each lane's own first, then the best of these. */
 static uint32_t highest(const float *logits, uint32_t vocabulary)
 {
+    const uint32_t whole = vocabulary - vocabulary % LANES;
+    float_vector top = (float_vector){0} + cb_float(CB_BITS_INFINITY | 0x80000000u);
+    int_vector id = {0}, at = {0, 1, 2, 3};
     uint32_t best = 0;
 
-    for (uint32_t i = 1; i < vocabulary; i++)
+    for (uint32_t i = 0; i < whole; i += LANES, at += LANES) {
+        float_vector v = load(logits + i);
+        int_vector higher = v > top;
+
+        top = (float_vector)choose(higher, (int_vector)v, (int_vector)top);
+        id = choose(higher, at, id);
+    }
+    for (uint32_t i = 0; i < LANES; i++) {
+        uint32_t one = (uint32_t)id[i];
+
+        if (logits[one] > logits[best] || (logits[one] >= logits[best] && one < best))
+            best = one;
+    }
+    for (uint32_t i = whole; i < vocabulary; i++)
         if (logits[i] > logits[best])
             best = i;
     return best;
