@@ -8,6 +8,7 @@
  *                             TEMPERATURE TOP_K TOP_P MIN_P SEED COUNTER VOCABULARY LOGITS... ID
  */
 #include <float.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,6 +113,54 @@ static void draw(const colibri_sampler *s, const float *logits, unsigned times[4
         CHECK(id >= 0 && id < 4);
         times[id & 3]++;
     }
+}
+
+/* Vectors and what is left over, many equal logits, zeros of both signs. */
+static void test_the_lowest_id_of_the_highest_logit_wins(void)
+{
+    const colibri_sampler greedy = { .struct_size = sizeof greedy, .top_p = 1.0f };
+    struct cb_candidate scratch[40];
+    float logits[40];
+
+    for (uint64_t round = 0; round < 4000; round++) {
+        uint32_t vocabulary = 1 + (uint32_t)(cb_random(round, 0) % 40), best = 0;
+
+        for (uint32_t i = 0; i < vocabulary; i++) {
+            logits[i] = (float)(cb_random(round, i + 1) % 5) - (round % 2 ? 2.0f : 7.0f);
+            if (logits[i] >= 0.0f && logits[i] <= 0.0f && cb_random(round, i + 50) % 2)
+                logits[i] = -0.0f;
+            if (logits[i] > logits[best])
+                best = i;
+        }
+        CHECK(cb_sampler_choose(&greedy, 0, logits, vocabulary, scratch) == (int32_t)best);
+    }
+}
+
+static void test_a_logit_that_is_not_finite_is_found_in_every_place(void)
+{
+    const float bad[] = { FLT_MAX, -FLT_MAX, INFINITY, -INFINITY, NAN };
+    float logits[24], before[24];
+
+    for (size_t i = 0; i < 24; i++)
+        before[i] = (float)i * 0.37f - 3.0f;
+    memcpy(logits, before, sizeof logits);
+    CHECK(cb_logits_scale(logits, 24, 1.7f) == 0);
+    for (size_t i = 0; i < 24; i++) {
+        float product = before[i] * 1.7f;
+
+        CHECK(memcmp(&logits[i], &product, sizeof product) == 0);
+    }
+    CHECK(cb_logits_scale(logits, 0, 1.7f) == 0);
+    for (size_t i = 0; i < 24; i++)
+        for (size_t j = 0; j < sizeof bad / sizeof bad[0]; j++) {
+            memcpy(logits, before, sizeof logits);
+            logits[i] = bad[j];
+            CHECK(cb_logits_scale(logits, 24, 1.7f) == COLIBRI_ERR_NON_FINITE);
+            if (j < 2) {
+                logits[i] = bad[j];
+                CHECK(cb_logits_scale(logits + i / 4 * 4, 4, 1.0f) == 0);
+            }
+        }
 }
 
 static void test_choices(void)
@@ -237,6 +286,8 @@ int main(int argc, char **argv)
         test_random();
         test_ranges();
         test_choices();
+        test_the_lowest_id_of_the_highest_logit_wins();
+        test_a_logit_that_is_not_finite_is_found_in_every_place();
     }
     printf("test_sampler: %u checks, %u failures\n", checks, failures);
     return failures ? 1 : 0;
