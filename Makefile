@@ -78,6 +78,10 @@ test-host test-parity test-qemu-user test-boot: test-%:
 test-long: setup setup-demo ## boot suite with all CPUs and cores, 50 power cuts, soak; takes IMAGE=DIR; not part of test
 	@$(VENV)/python $(SUPPORT)/suites.py long
 
+.PHONY: eval
+eval: setup setup-demo engine ## perplexity and KL divergence of recipes on the demo model (docs/convert.md); not part of test
+	@COLIBRI_LIBRARY=build/host/libcolibri.so PYTHONPATH=engine $(VENV)/python tests/parity/recipes.py
+
 .PHONY: test-pages
 test-pages: setup setup-demo ## in images whose kernels have pages of 16 and 64 KiB; not part of test (two kernel builds)
 	@$(VENV)/python $(SUPPORT)/suites.py pages

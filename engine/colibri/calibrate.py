@@ -58,6 +58,17 @@ Append = Callable[[Sequence[int]], list[list[list[int]]]]
 # --------------------------------------------------------------------------- the run
 
 
+def has_library() -> bool:
+    """Whether libcolibri can be loaded."""
+    from colibri.engine import build_info
+
+    try:
+        build_info()
+    except ColibriError:
+        return False
+    return True
+
+
 class Runner:
     """A model that can be run: by the C engine, or by the numpy reference."""
 
@@ -68,20 +79,10 @@ class Runner:
         self.tokenize: Callable[[bytes], list[int]]
         self.reset: Callable[[], None]
         self.append: Append
-        if engine == "reference" or (engine == "auto" and not self._has_library()):
+        if engine == "reference" or (engine == "auto" and not has_library()):
             self._open_reference(model)
         else:
             self._open_library(model, threads, window)
-
-    @staticmethod
-    def _has_library() -> bool:
-        from colibri.engine import build_info
-
-        try:
-            build_info()
-        except ColibriError:
-            return False
-        return True
 
     def _open_library(self, model: ModelFile, threads: int, window: int) -> None:
         from colibri.engine import Engine

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The `colibri` command: convert, inspect, verify, plan, run and golden.
+"""The `colibri` command: convert, inspect, verify, plan, run, eval and golden.
 
 A subcommand's module is imported when it is called, so that the base install, which has no
 dependency, can inspect, verify and run.
@@ -53,6 +53,29 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
         help="int4 scales: mse searches the one of least error (default), absmax is the rule of Q4_0",
     )
     parser.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="NAME=DTYPE",
+        help="dtype of the tensors whose name (of `colibri inspect --tensors`) matches a pattern, e.g. "
+        "'layer 0 expert_*=int8'; repeatable, the last that matches counts",
+    )
+    parser.add_argument(
+        "--importance", metavar="FILE", type=Path, help="weight the search of int4 scales (`colibri importance`)"
+    )
+    parser.add_argument(
+        "--quant-scale-factor", type=float, metavar="F", help="multiply every scale of int4 and int8 (default 1)"
+    )
+    parser.add_argument(
+        "--expert-prune-ratio",
+        metavar="R",
+        help="leave floor(R x experts) experts of every layer out, ranked by --prune-by or else by the sum of squares "
+        "of their weights",
+    )
+    parser.add_argument(
+        "--prune-by", metavar="FILE", type=Path, help="a .colibri file of the model with a calibration profile"
+    )
+    parser.add_argument(
         "--context", type=int, metavar="N", help="store a context of N tokens (at most the trained one)"
     )
     parser.add_argument("--no-tokenizer", action="store_true", help="a model that takes and gives ids only")
@@ -75,39 +98,45 @@ def _convert(args: argparse.Namespace) -> int:
         import numpy  # noqa: F401
     except ImportError as error:
         raise ColibriError(Code.UNSUPPORTED, "converting needs numpy; install colibri-moe[convert]") from error
-    from colibri.convert import convert
+    from colibri.convert import checkpoint_job
     from colibri.files import refuse_output, write_file
     from colibri.job import Precision, run_job
-    from colibri.recipe import load_recipe
+    from colibri.recipe import change_job, load_recipe
 
-    sources = [Path(path) for path in (args.source, args.recipe, args.recipe_source) if path is not None]
+    given = (args.source, args.recipe, args.recipe_source, args.importance, args.prune_by)
+    sources = [Path(path) for path in given if path is not None]
     sources += [path for folder in sources if folder.is_dir() for path in folder.iterdir()]
     refuse_output(args.output, sources)
     if args.report is not None:
         refuse_output(args.report, sources)
         if args.report.resolve() == args.output.resolve():
             raise ColibriError(Code.ARGUMENT, f"--report and -o both name {args.output}; give two names")
-    names = {name: getattr(args, name) for name, _ in _PRECISION_OPTIONS if getattr(args, name)}
+    names: dict[str, Any] = {name: getattr(args, name) for name, _ in _PRECISION_OPTIONS if getattr(args, name)}
     if args.int4_method:
         names["int4_method"] = args.int4_method
+    if args.quant_scale_factor is not None:
+        names["quant_scale_factor"] = args.quant_scale_factor
+    overrides: dict[str, str] = {}
+    for text in args.override:
+        pattern, equals, dtype = text.rpartition("=")
+        if not equals or not pattern:
+            raise ColibriError(Code.ARGUMENT, f"--override {text!r}; write NAME=DTYPE, e.g. 'layer 0 *=int8'")
+        overrides[pattern] = dtype
+    if args.prune_by is not None and args.expert_prune_ratio is None:
+        raise ColibriError(Code.ARGUMENT, "--prune-by belongs to --expert-prune-ratio")
     if args.recipe is not None:
         for option in ("context", "no_tokenizer", "no_chat"):
             if getattr(args, option):
                 raise ColibriError(Code.ARGUMENT, f"--{option.replace('_', '-')} is for SOURCE; the recipe says it")
-        report = run_job(load_recipe(args.recipe, names, args.recipe_source), args.output, args.jobs, args.quiet)
+        job = load_recipe(args.recipe, names, args.recipe_source, overrides)
     elif args.recipe_source is not None:
         raise ColibriError(Code.ARGUMENT, "--recipe-source belongs to --recipe")
     else:
-        report = convert(
-            args.source,
-            args.output,
-            Precision.from_names(names),
-            args.context,
-            not args.no_tokenizer,
-            not args.no_chat,
-            args.jobs,
-            args.quiet,
-        )
+        precision = Precision.from_names(names, overrides)
+        job = checkpoint_job(args.source, precision, args.context, not args.no_tokenizer, not args.no_chat)
+    for line in change_job(job, args.importance, args.expert_prune_ratio, args.prune_by):
+        print(line, file=sys.stderr)
+    report = run_job(job, args.output, args.jobs, args.quiet)
     if args.report is not None:
         table = {
             name: {"dtype": dtype.name.lower(), "relative_rms_error": stats.relative, "largest_error": stats.largest}
@@ -218,6 +247,38 @@ def _calibrate(args: argparse.Namespace) -> int:
     return calibrate_command(args)
 
 
+def _importance_arguments(parser: argparse.ArgumentParser) -> None:
+    try:
+        from colibri.importance import add_importance_arguments
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        raise ColibriError(Code.UNSUPPORTED, "importance needs numpy; install colibri-moe[reference]") from error
+    add_importance_arguments(parser)
+
+
+def _importance(args: argparse.Namespace) -> int:
+    from colibri.importance import importance_command
+
+    return importance_command(args)
+
+
+def _eval_arguments(parser: argparse.ArgumentParser) -> None:
+    try:
+        from colibri.evaluate import add_eval_arguments
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        raise ColibriError(Code.UNSUPPORTED, "eval needs numpy; install colibri-moe[reference]") from error
+    add_eval_arguments(parser)
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from colibri.evaluate import eval_command
+
+    return eval_command(args)
+
+
 def _golden_arguments(parser: argparse.ArgumentParser) -> None:
     try:
         from colibri.reference import add_golden_arguments
@@ -314,6 +375,20 @@ _COMMANDS: dict[str, tuple[str, str, _Arguments, _Command]] = {
         "from the start, and what drift is measured against. A signature is left out: sign the new file.",
         _calibrate_arguments,
         _calibrate,
+    ),
+    "importance": (
+        "measure which inputs of the matrices matter, for convert",
+        "Run the numpy reference over a text and write the mean square of what every matrix reads; "
+        "convert --importance weights the errors of int4 by it.",
+        _importance_arguments,
+        _importance,
+    ),
+    "eval": (
+        "measure perplexity, and what quantisation changed",
+        "Run the model over a text and print its perplexity; --against a base also the KL divergence of the "
+        "next-token distributions and the share of equal best tokens.",
+        _eval_arguments,
+        _eval,
     ),
     "golden": (
         "write golden results with the numpy reference",

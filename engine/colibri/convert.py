@@ -319,6 +319,26 @@ def gguf_job(
     return Job(records, rows, precision, section, made)
 
 
+def checkpoint_job(
+    source: str | os.PathLike[str],
+    precision: Precision,
+    context_tokens: int | None = None,
+    tokenizer: bool = True,
+    chat: bool = True,
+) -> Job:
+    """The job of a Hugging Face directory or a GGUF file."""
+    path = Path(source)
+    if path.is_dir():
+        return huggingface_job(path, precision, context_tokens, tokenizer, chat)
+    if path.suffix == ".gguf" and path.is_file():
+        return gguf_job(path, precision, context_tokens, tokenizer, chat)
+    if path.exists():
+        raise ColibriError(
+            Code.ARGUMENT, f"{path} is neither a directory with config.json nor a .gguf file; give one of them"
+        )
+    raise ColibriError(Code.OPEN, f"{path}: no such file or directory")
+
+
 def convert(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -330,18 +350,7 @@ def convert(
     quiet: bool = False,
 ) -> Report:
     """Convert a Hugging Face directory or a GGUF file to `output`; `colibri.recipe` has recipes."""
-    path = Path(source)
-    precision = precision or Precision()
-    output = Path(output)
+    path, output = Path(source), Path(output)
     refuse_output(output, [item for item in path.iterdir() if item.is_file()] if path.is_dir() else [path])
-    if path.is_dir():
-        job = huggingface_job(path, precision, context_tokens, tokenizer, chat)
-    elif path.suffix == ".gguf" and path.is_file():
-        job = gguf_job(path, precision, context_tokens, tokenizer, chat)
-    elif path.exists():
-        raise ColibriError(
-            Code.ARGUMENT, f"{path} is neither a directory with config.json nor a .gguf file; give one of them"
-        )
-    else:
-        raise ColibriError(Code.OPEN, f"{path}: no such file or directory")
+    job = checkpoint_job(path, precision or Precision(), context_tokens, tokenizer, chat)
     return run_job(job, output, threads, quiet)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,15 @@ RowSource = Callable[[Slot, int, int], F32]
 """(slot, first row, end row) to f32 values, shape (rows, columns of the slot)."""
 
 
+SCALE_FACTORS = (0.5, 1.5)
+_DTYPE_KEYS = ("experts", "trunk", "router", "head", "embeddings")
+
+
+def tensor_label(layer: int | None, role: Role) -> str:
+    """What overrides match, as `inspect` and messages write it: `layer 3 expert_down`, `global embedding`."""
+    return f"{'global' if layer is None else f'layer {layer}'} {role.name.lower()}"
+
+
 @dataclass(frozen=True)
 class Precision:
     """Which dtype each kind of matrix is stored in; norms and biases are always f32."""
@@ -43,18 +53,34 @@ class Precision:
     head: DType | None = None  # None: as the trunk
     embeddings: DType | None = None
     int4_method: str = "mse"
+    scale_factor: float = 1.0  # every scale of int4 and int8 is multiplied by it
+    overrides: tuple[tuple[str, DType], ...] = ()  # (pattern of tensor names, dtype); the last that matches counts
 
     @classmethod
-    def from_names(cls, names: dict[str, str]) -> Precision:
-        """From option or recipe values; unknown keys and names are refused."""
+    def from_names(cls, names: dict[str, Any], overrides: dict[str, Any] | None = None) -> Precision:
+        """From option or recipe values; unknown keys and names are refused.
+
+        overrides: pattern of tensor names -> dtype, the last that matches counts.
+        """
         values: dict[str, Any] = {}
+        for pattern, name in (overrides or {}).items():
+            if name not in DTYPE_NAMES:
+                raise ColibriError(
+                    Code.ARGUMENT, f"override {pattern!r}: dtype {name!r}, known: {', '.join(DTYPE_NAMES)}"
+                )
+            values["overrides"] = (*values.get("overrides", ()), (pattern, DTYPE_NAMES[name]))
         for key, name in names.items():
-            if key == "int4_method":
+            if key == "quant_scale_factor":
+                low, high = SCALE_FACTORS
+                if type(name) not in (int, float) or not low <= name <= high:
+                    raise ColibriError(Code.ARGUMENT, f"quant_scale_factor {name!r}, must be {low} to {high}")
+                values["scale_factor"] = float(name)
+            elif key == "int4_method":
                 if name not in INT4_METHODS:
                     raise ColibriError(Code.ARGUMENT, f"int4_method {name!r}, known: {', '.join(INT4_METHODS)}")
                 values[key] = name
-            elif key not in cls.__dataclass_fields__:
-                known = ", ".join(cls.__dataclass_fields__)
+            elif key not in _DTYPE_KEYS:
+                known = ", ".join((*_DTYPE_KEYS, "int4_method", "quant_scale_factor"))
                 raise ColibriError(Code.ARGUMENT, f"dtype of {key!r} asked for, known: {known}")
             elif name not in DTYPE_NAMES:
                 known = ", ".join(DTYPE_NAMES)
@@ -65,6 +91,13 @@ class Precision:
 
     def choose(self, scope: Scope, layer: int | None, role: Role) -> DType:
         """Dtype of one matrix."""
+        name = tensor_label(layer, role)
+        for pattern, dtype in reversed(self.overrides):
+            if fnmatchcase(name, pattern):
+                return dtype
+        return self._by_kind(scope, role)
+
+    def _by_kind(self, scope: Scope, role: Role) -> DType:
         if scope == Scope.EXPERT:
             return self.experts
         if role == Role.EMBEDDING and self.embeddings is not None:
@@ -75,8 +108,13 @@ class Precision:
             return self.router
         return self.trunk
 
-    def names(self) -> dict[str, str]:
-        """For the provenance."""
+    def names(self) -> dict[str, Any]:
+        """For the provenance; what was not asked for is left out."""
+        more: dict[str, Any] = {}
+        if self.scale_factor != 1.0:
+            more["quant_scale_factor"] = self.scale_factor
+        if self.overrides:
+            more["overrides"] = {pattern: dtype.name.lower() for pattern, dtype in self.overrides}
         return {
             "experts": self.experts.name.lower(),
             "trunk": self.trunk.name.lower(),
@@ -84,6 +122,7 @@ class Precision:
             "head": (self.head if self.head is not None else self.trunk).name.lower(),
             "embeddings": (self.embeddings if self.embeddings is not None else self.trunk).name.lower(),
             "int4_method": self.int4_method,
+            **more,
         }
 
 
@@ -96,6 +135,7 @@ class Job:
     precision: Precision
     tokenizer: bytes | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
+    importance: Callable[[Slot], F32 | None] = lambda slot: None  # (columns): what errors in a column count
 
 
 @dataclass
@@ -184,7 +224,9 @@ def run_job(job: Job, output: str | os.PathLike[str], threads: int = 0, quiet: b
         shape = (part.end - part.first, tensor.columns)
         if values.shape != shape:
             raise ColibriError(Code.INTERNAL, f"{part.slot.name}: rows of {values.shape}, not {shape}")
-        return encode(values, tensor.dtype, tensor.layout, part.slot.name, job.precision.int4_method)
+        weights = job.importance(part.slot) if tensor.dtype == DType.INT4 else None
+        method, factor = job.precision.int4_method, job.precision.scale_factor
+        return encode(values, tensor.dtype, tensor.layout, part.slot.name, method, weights, factor)
 
     def results(slots: list[Slot], pool: ThreadPoolExecutor) -> Iterator[bytes]:
         queue: deque[tuple[_Part, Future[tuple[bytes, ErrorStats]]]] = deque()

@@ -37,6 +37,14 @@ from colibri.records import round_up
 INT4_METHODS = ("mse", "absmax")
 # What the value of largest magnitude is mapped to before the refit.
 _GRID = tuple(np.float32(x) for x in (-8.25, -7.75, -8.75, -7.25, -6.5, 7.25))
+# With weights the best scale is often far from that of the largest value: a finer and wider grid.
+_FINE_GRID = tuple(
+    np.float32(x)
+    for x in (
+        -8.3, -8.0, -7.7, -7.4, -8.6, -8.9, -9.2, -9.5, -7.1, -6.8, -6.5, -6.2, -5.9, -5.6, -5.3,
+        7.25, 7.5, 7.0, 6.5, 8.0, 6.0,
+    )
+)  # fmt: skip
 _GROUPS_PER_PASS = 4096  # 512 KiB of f32: the arrays of one pass stay in the cache
 _F16_MAX = np.float32(65504.0)
 
@@ -94,21 +102,27 @@ def _signed_extreme(x: F32) -> F32:
     return extreme
 
 
-def _search_scale(x: F32) -> F32:
-    """Best scale of each column of `x` (32, n); 0 for a column of zeros."""
+def _search_scale(x: F32, weights: F32 | None = None) -> F32:
+    """Best scale of each column of `x` (32, n); 0 for a column of zeros.
+
+    weights: (32, n), what a squared error of each value counts; None: 1.
+    """
+    weighted = x if weights is None else x * weights
     extreme = _signed_extreme(x)
     nonzero = extreme != 0
     divisor = np.where(nonzero, extreme, np.float32(1))
     best_gain = np.zeros(x.shape[1], dtype=np.float32)
     best = np.zeros(x.shape[1], dtype=np.float32)
     q, product = np.empty_like(x), np.empty_like(x)
-    for target in _GRID:
+    for target in _GRID if weights is None else _FINE_GRID:
         np.multiply(x, target / divisor, out=q)
         np.rint(q, out=q)
         np.clip(q, np.float32(-8), np.float32(7), out=q)
-        np.multiply(x, q, out=product)
+        np.multiply(weighted, q, out=product)
         wq = _tree_sum(product)
         np.multiply(q, q, out=q)
+        if weights is not None:
+            np.multiply(q, weights, out=q)
         qq = _tree_sum(q)
         qq = np.where(qq == 0, np.float32(1), qq)
         scale = wq / qq
@@ -127,8 +141,18 @@ def _group_stats(x: F32, steps: F32, wide: F32, axis: int) -> ErrorStats:
     return ErrorStats(float(np.vdot(error, error)), float(np.vdot(x, x)), largest, 0)
 
 
-def quantize_int4(w: F32, method: str = "mse", what: str = "tensor") -> tuple[I8, F16, ErrorStats]:
-    """w: (rows, columns) f32. Gives q (rows, C) in -8..7 and scales (rows, C / 32) f16."""
+def quantize_int4(
+    w: F32,
+    method: str = "mse",
+    what: str = "tensor",
+    importance: F32 | None = None,
+    factor: float = 1.0,
+) -> tuple[I8, F16, ErrorStats]:
+    """w: (rows, columns) f32. Gives q (rows, C) in -8..7 and scales (rows, C / 32) f16.
+
+    importance: (columns), what a squared error in each column counts in the search; the mean square
+    of the activations there makes the error of the product smallest. factor: every scale times this.
+    """
     if method not in INT4_METHODS:
         raise ColibriError(Code.ARGUMENT, f"int4 method {method}, known: {', '.join(INT4_METHODS)}")
     rows, columns = w.shape
@@ -137,10 +161,19 @@ def quantize_int4(w: F32, method: str = "mse", what: str = "tensor") -> tuple[I8
     q = np.empty(flat.shape, dtype=np.int8)
     scales = np.empty(len(flat), dtype=np.float16)
     stats = ErrorStats()
+    by_group = None
+    if importance is not None:
+        by_group = pad(importance.reshape(1, columns), 1, padded).reshape(-1, GROUP_COLUMNS).T  # (32, groups of a row)
     for at in range(0, len(flat), _GROUPS_PER_PASS):
         x = np.ascontiguousarray(flat[at : at + _GROUPS_PER_PASS].T)
-        exact = _search_scale(x) if method == "mse" else _signed_extreme(x) / np.float32(-8)
-        part = _f16(exact, what)
+        if method == "mse":
+            weights = None
+            if by_group is not None:
+                weights = by_group[:, np.arange(at, at + x.shape[1]) % by_group.shape[1]]
+            exact = _search_scale(x, weights)
+        else:
+            exact = _signed_extreme(x) / np.float32(-8)
+        part = _f16(exact * np.float32(factor), what)
         wide = part.astype(np.float32)
         steps = np.divide(x, _safe_divisor(wide))
         np.rint(steps, out=steps)
@@ -153,8 +186,8 @@ def quantize_int4(w: F32, method: str = "mse", what: str = "tensor") -> tuple[I8
     return q.reshape(rows, padded), scales.reshape(rows, padded // GROUP_COLUMNS), stats
 
 
-def quantize_int8(w: F32, what: str = "tensor") -> tuple[I8, F16, ErrorStats]:
-    """w: (rows, columns) f32. Gives q (rows, C) in -127..127 and scales (rows, C / 32) f16."""
+def quantize_int8(w: F32, what: str = "tensor", factor: float = 1.0) -> tuple[I8, F16, ErrorStats]:
+    """w: (rows, columns) f32. Gives q (rows, C) in -127..127 and scales (rows, C / 32) f16, times `factor`."""
     rows, columns = w.shape
     padded = round_up(columns, GROUP_COLUMNS)
     flat = pad(w, rows, padded).reshape(-1, GROUP_COLUMNS)
@@ -163,7 +196,7 @@ def quantize_int8(w: F32, what: str = "tensor") -> tuple[I8, F16, ErrorStats]:
     stats = ErrorStats()
     for at in range(0, len(flat), _GROUPS_PER_PASS):
         x = flat[at : at + _GROUPS_PER_PASS]
-        amax = np.maximum(x.max(axis=1), -x.min(axis=1))
+        amax = np.maximum(x.max(axis=1), -x.min(axis=1)) * np.float32(factor)
         part = _f16(amax / np.float32(127), what)
         # A subnormal scale may round far down: take the next one up where values would be cut.
         with np.errstate(over="ignore"):
@@ -199,7 +232,13 @@ def _check_finite(w: npt.NDArray[Any], what: str) -> None:
 
 
 def encode(
-    w: F32, dtype: DType, layout: Layout, what: str = "tensor", int4_method: str = "mse"
+    w: F32,
+    dtype: DType,
+    layout: Layout,
+    what: str = "tensor",
+    int4_method: str = "mse",
+    importance: F32 | None = None,
+    factor: float = 1.0,
 ) -> tuple[bytes, ErrorStats]:
     """Stored bytes of (rows, columns) f32 weights, and the error made.
 
@@ -209,10 +248,10 @@ def encode(
     if layout == Layout.ROWS:
         return pack_rows(w), _exact(w)
     if dtype == DType.INT4:
-        q, scales, stats = quantize_int4(w, int4_method, what)
+        q, scales, stats = quantize_int4(w, int4_method, what, importance, factor)
         return pack_int4(q, scales), stats
     if dtype == DType.INT8:
-        q, scales, stats = quantize_int8(w, what)
+        q, scales, stats = quantize_int8(w, what, factor)
         return pack_int8(q, scales), stats
     if dtype == DType.F32:
         return pack_float(w, dtype), _exact(w)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Model recipes (configs/models/*.toml): models that are made rather than downloaded.
 
-Two kinds. `random`: a seeded tiny decoder with really different experts and odd sizes, for tests.
+Three kinds. `random`: a seeded tiny decoder with really different experts and odd sizes, for tests.
 `upcycled`: a dense checkpoint whose feed-forward block becomes several experts, each a copy with a
 seeded relative perturbation, so that the text stays good and the memory behaves like a real MoE.
+`checkpoint`: a published checkpoint, with the dtypes that the recipe gives its tensors.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from colibri._unicode import CLASS_RANGES, UNICODE_VERSION
 from colibri.checkpoint import digest_of
 from colibri.convert import (
     check_names,
+    checkpoint_job,
     gguf_shape,
     limit_context,
     named_rows,
@@ -31,7 +34,7 @@ from colibri.convert import (
 )
 from colibri.errors import ColibriError
 from colibri.families import DecoderShape, decoder_records
-from colibri.format import tensor_groups
+from colibri.format import open_model, tensor_groups
 from colibri.gguf_reader import Gguf
 from colibri.job import Job, Precision, RowSource
 from colibri.layout import F32
@@ -263,9 +266,12 @@ def _license(path: Path, recipe: dict[str, Any]) -> dict[str, str]:
 
 
 def load_recipe(
-    path: str | os.PathLike[str], overrides: dict[str, str] | None = None, source: Path | None = None
+    path: str | os.PathLike[str],
+    dtypes: dict[str, Any] | None = None,
+    source: Path | None = None,
+    overrides: dict[str, str] | None = None,
 ) -> Job:
-    """The job of a recipe file; `overrides` replaces entries of its [dtypes] table."""
+    """The job of a recipe file; `dtypes` and `overrides` replace entries of its tables, and add to them."""
     where = Path(path)
     try:
         raw = where.read_bytes()
@@ -274,13 +280,69 @@ def load_recipe(
         raise ColibriError(Code.OPEN, f"{where}: {error.strerror}") from error
     except ValueError as error:
         raise _error(where, f"not TOML: {error}") from error
-    precision = Precision.from_names({**_table(where, recipe, "dtypes"), **(overrides or {})})
+    precision = Precision.from_names(
+        {**_table(where, recipe, "dtypes"), **(dtypes or {})},
+        {**_table(where, recipe, "overrides"), **(overrides or {})},
+    )
     kind = recipe.get("kind")
     if kind == "random":
         job = random_job(where, recipe, precision)
     elif kind == "upcycled":
         job = upcycled_job(where, recipe, precision, source)
+    elif kind == "checkpoint":
+        job = _checkpoint_job(where, recipe, precision, source)
     else:
-        raise _error(where, f"kind is {kind!r}, known: random, upcycled")
+        raise _error(where, f"kind is {kind!r}, known: random, upcycled, checkpoint")
     job.provenance["recipe"] = {"file": where.name, "sha256": hashlib.sha256(raw).hexdigest()}
+    files = {key: _text(where, recipe, key) for key in ("importance", "prune_by")}
+    importance, profile = (None if name is None else where.parent / name for name in files.values())
+    for line in change_job(job, importance, _text(where, recipe, "expert_prune_ratio"), profile):
+        print(line, file=sys.stderr)
     return job
+
+
+def _text(path: Path, recipe: dict[str, Any], key: str) -> str | None:
+    value = recipe.get(key)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise _error(path, f"{key} is {value!r}, must be a text")
+    return value
+
+
+def change_job(
+    job: Job, importance: Path | None = None, prune_ratio: str | None = None, prune_by: Path | None = None
+) -> list[str]:
+    """Give a job the importance of a file, leave experts out of it; the lines that say what was pruned."""
+    if importance is not None:
+        from colibri.importance import load_importance
+
+        found, digest = load_importance(importance)
+        job.importance = found.of
+        job.provenance["importance"] = {"sha256": digest, "tokens": found.tokens, "text_sha256": found.text_sha256}
+    if prune_ratio is None:
+        return []
+    from colibri.prune import parse_ratio, prune
+
+    profile = None
+    if prune_by is not None:
+        with open_model(prune_by) as model:
+            profile = model.calibration()
+        if profile is None:
+            raise ColibriError(
+                Code.ARGUMENT, f"{prune_by} has no calibration profile; make one with `colibri calibrate`"
+            )
+    return prune(job, parse_ratio(prune_ratio), profile)
+
+
+# --------------------------------------------------------------------------- checkpoint
+
+
+def _checkpoint_job(path: Path, recipe: dict[str, Any], precision: Precision, override: Path | None) -> Job:
+    """The job of a `checkpoint` recipe: a published checkpoint with the recipe's dtypes."""
+    source = _table(path, recipe, "source")
+    name = source.get("path")
+    if override is None and (not isinstance(name, str) or not name):
+        raise _error(path, "source.path names no checkpoint; give one there or with --recipe-source")
+    model = _fields(path, _table(path, recipe, "model"), {}, {"context_tokens": 0, "tokenizer": True, "chat": True})
+    where = override if override is not None else path.parent / str(name)
+    context = model["context_tokens"] or None
+    return checkpoint_job(where, precision, context, model["tokenizer"], model["chat"])

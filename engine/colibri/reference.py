@@ -257,6 +257,13 @@ class ReferenceModel:
         role = Role[at.name + "_NORM"]
         return self.norm(block.norm_kind, block.norm_eps, role, block.index, x)
 
+    def project(
+        self, role: Role, layer: int | None, inputs: Activations, expert: int | None = None
+    ) -> F32:
+        """Row products of one matrix, then its bias where there is one: (tokens, rows). Every product comes by here."""
+        bias = self.weights.bias(role, layer, expert)
+        return product(self.weights.matrix(role, layer, expert), inputs, bias)
+
     def mlp(
         self,
         block: FfnBlock | MoeBlock | SharedBlock,
@@ -268,9 +275,7 @@ class ReferenceModel:
         """One gated or plain FFN: (tokens, hidden)."""
 
         def rows(part: str, inputs: Activations) -> F32:
-            role = Role[f"{prefix}_{part}"]
-            bias = self.weights.bias(role, layer, expert)
-            return product(self.weights.matrix(role, layer, expert), inputs, bias)
+            return self.project(Role[f"{prefix}_{part}"], layer, inputs, expert)
 
         up = rows("UP", x)
         gated = bool(block.gated)
@@ -280,7 +285,7 @@ class ReferenceModel:
 
     def route(self, moe: MoeBlock, layer: int, x: Activations) -> tuple[I32, F32]:
         """Chosen experts and weights: (tokens, top_k) each."""
-        logits = product(self.weights.matrix(Role.ROUTER, layer), x, self.weights.bias(Role.ROUTER, layer))
+        logits = self.project(Role.ROUTER, layer, x)
         rule = ops.RouterRule(
             moe.top_k,
             moe.router_score,
@@ -312,7 +317,7 @@ class ReferenceModel:
         output = self.mlp(block, "SHARED", layer, x)
         gate: F32 = np.ones((len(output), 1), dtype=np.float32)
         if block.gate == SharedGate.SIGMOID:
-            gate = ops.sigmoid(product(self.weights.matrix(Role.SHARED_ROUTER, layer), x))
+            gate = ops.sigmoid(self.project(Role.SHARED_ROUTER, layer, x))
         return ops.add_scaled(total, gate, output)
 
     def head(self, x: F32) -> F32:
@@ -320,7 +325,7 @@ class ReferenceModel:
         model = self.records.model
         normed = self.norm(model.norm_kind, model.norm_eps, Role.FINAL_NORM, None, x)
         role = Role.EMBEDDING if model.tied_head else Role.HEAD
-        rows = product(self.weights.matrix(role), Activations(normed))
+        rows = self.project(role, None, Activations(normed))
         logits: F32 = rows * np.float32(model.logits_multiplier)
         ops.check_finite(logits, "logits")
         return logits
@@ -481,8 +486,7 @@ class ReferenceSession:
         return ops.add_scaled(x, multiplier, output)
 
     def _projection(self, role: Role, index: int, x: Activations, clip: float) -> F32:
-        weights = self.model.weights
-        return _clipped(product(weights.matrix(role, index), x, weights.bias(role, index)), clip)
+        return _clipped(self.model.project(role, index, x), clip)
 
     def _heads(self, y: F32, role: Role, index: int, block: AttentionBlock, heads: int) -> F32:
         """Full-width or per-head QK norm; (tokens, heads, head_dim)."""
@@ -520,8 +524,7 @@ class ReferenceSession:
             out[t] = ops.attend(queries[t], cache.keys[:, listed], cache.values[:, listed], block.scale, sinks).reshape(
                 -1
             )
-        weights = self.model.weights
-        return product(weights.matrix(Role.O, index), Activations(out), weights.bias(Role.O, index))
+        return self.model.project(Role.O, index, Activations(out))
 
     def generate(
         self,

@@ -997,7 +997,7 @@ def recipe(folder: Path, old: str = "", new: str = "", name: str = "tiny") -> Pa
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('kind = "random"', 'kind = "magic"', "kind is 'magic', known: random, upcycled"),
+        ('kind = "random"', 'kind = "magic"', "kind is 'magic', known: random, upcycled, checkpoint"),
         ("hidden = 80", "hiden = 80", "model.hiden is unknown"),
         ("hidden = 80", "", "model.hidden is missing"),
         ("hidden = 80", "hidden = 80.5", "model.hidden is 80.5, must be a int"),
@@ -1012,6 +1012,42 @@ def recipe(folder: Path, old: str = "", new: str = "", name: str = "tiny") -> Pa
 def test_recipes_with_mistakes_are_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ColibriError) as caught:
         load_recipe(recipe(tmp_path, old, new))
+    assert message in caught.value.message
+
+
+def test_a_recipe_gives_a_checkpoint_its_dtypes(tmp_path: Path) -> None:
+    source, path = checkpoint(tmp_path / "hf"), tmp_path / "recipe.toml"
+    path.write_text(
+        'kind = "checkpoint"\nsource.path = "hf"\n[model]\ntokenizer = false\ncontext_tokens = 64\n'
+        '[dtypes]\nexperts = "int8"\ntrunk = "f32"\n[overrides]\n"layer 1 expert_down" = "f32"\n'
+    )
+    run_job(load_recipe(path), tmp_path / "m.colibri", quiet=True)
+    model = open_model(tmp_path / "m.colibri")
+    assert model.records.model.context_tokens == 64
+    weights, base = mixtral_weights(), "model.layers.1.block_sparse_moe.experts.2"
+    assert np.array_equal(stored(model, Role.EXPERT_DOWN, 1, 2), weights[f"{base}.w2.weight"])
+    assert not np.array_equal(stored(model, Role.EXPERT_UP, 1, 2), weights[f"{base}.w3.weight"])
+    moved = source.rename(tmp_path / "elsewhere")
+    run_job(load_recipe(path, source=moved), tmp_path / "n.colibri", quiet=True)
+    assert (tmp_path / "n.colibri").read_bytes() == (tmp_path / "m.colibri").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "source.path names no checkpoint"),
+        ('source.path = "none"', "none: no such file or directory"),
+        ('source.path = "hf"\nmodel.layers = 3', "model.layers is unknown"),
+        ('source.path = "hf"\nmodel.tokenizer = false\nimportance = 3', "importance is 3, must be a text"),
+        ('source.path = "hf"\nmodel.tokenizer = false\nexpert_prune_ratio = "0.7"', "leaves 1 of 3 experts"),
+    ],
+)
+def test_checkpoint_recipes_with_mistakes_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    checkpoint(tmp_path / "hf")
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'kind = "checkpoint"\n{text}\n')
+    with pytest.raises(ColibriError) as caught:
+        load_recipe(path)
     assert message in caught.value.message
 
 
