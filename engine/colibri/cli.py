@@ -134,6 +134,8 @@ def _convert(args: argparse.Namespace) -> int:
     else:
         precision = Precision.from_names(names, overrides)
         job = checkpoint_job(args.source, precision, args.context, not args.no_tokenizer, not args.no_chat)
+    for line in job.notes:
+        print(f"note: {printable(line)}", file=sys.stderr)
     for line in change_job(job, args.importance, args.expert_prune_ratio, args.prune_by):
         print(line, file=sys.stderr)
     report = run_job(job, args.output, args.jobs, args.quiet)

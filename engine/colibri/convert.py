@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from colibri import __version__
 from colibri._families import FAMILIES, GGUF
 from colibri._spec import Code, Family, Role, RopeStyle
 from colibri.checkpoint import Source, TensorFiles, digest_of
@@ -24,6 +25,7 @@ from colibri.families import (
     TensorName,
     architectures_of,
     check_dimension,
+    config_notes,
     decoder_records,
     family_of,
     model_type_of,
@@ -200,6 +202,7 @@ def huggingface_job(
         precision,
         section,
         provenance(origin, precision.names(), options=said, license=terms),
+        config_notes(config, __version__),
     )
 
 

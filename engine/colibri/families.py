@@ -24,6 +24,7 @@ from colibri._spec import (
     QkNormKind,
     RopeBlock,
     RopeStyle,
+    RouterInput,
     RouterNormalise,
     RouterScore,
     SharedBlock,
@@ -55,11 +56,16 @@ class DecoderShape:
     tied_head: bool
     window_tokens: int = 0
     window_layers: frozenset[int] | None = None  # None: all
+    rope_layers: frozenset[int] | None = None  # None: all; the others have no positions
     rotary_dim: int = 0  # 0: the whole head
     scaling: Scaling = field(default_factory=Scaling)
     activation: Activation = Activation.SILU
     router_score: RouterScore = RouterScore.SOFTMAX_ALL
     router_normalise: RouterNormalise = RouterNormalise.SUM
+    router_input: RouterInput = RouterInput.FFN_INPUT
+    routed_scale: float = 1.0
+    threshold: float = 0.0  # 0: none; below it a chosen expert is left out
+    gated: bool = True
     rope_style: RopeStyle = RopeStyle.HALF
     qkv_bias: bool = False
     o_bias: bool = False
@@ -91,11 +97,12 @@ _RANGES = {
     "rotary_dim": (0, spec.MAX_HEAD_DIM),
     "shared_intermediate": (0, spec.MAX_INTERMEDIATE),
     "dense_intermediate": (0, spec.MAX_INTERMEDIATE),
-    "sparse_step": (1, spec.MAX_LAYERS),  # of a configuration, not of a shape
+    "intermediate_of_all": (1, spec.MAX_INTERMEDIATE * spec.MAX_EXPERTS),  # of a configuration, as is
+    "sparse_step": (1, spec.MAX_LAYERS),  # this
 }
 # Numbers that are above 0 and at most this; those of the second group may be 0, which is "none".
-_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_divisor")
-_OPTIONAL_REALS = ("clip_qkv", "attention_scale")
+_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_divisor", "routed_scale")
+_OPTIONAL_REALS = ("clip_qkv", "attention_scale", "threshold")
 _MAX_REAL = 1e6
 
 
@@ -183,7 +190,7 @@ def _layer_records(shape: DecoderShape, index: int) -> LayerRecords:
         value_dim=shape.head_dim,
         scale=shape.attention_scale or attention_scale(shape.head_dim),
         window_tokens=shape.window_tokens if windowed else 0,
-        rope_table=0,
+        rope_table=0 if shape.rope_layers is None or index in shape.rope_layers else spec.NONE_INDEX,
         qk_norm_kind=shape.qk_norm,
         qk_norm_eps=shape.norm_eps if shape.qk_norm else 0.0,
         clip_qkv=shape.clip_qkv,
@@ -192,17 +199,21 @@ def _layer_records(shape: DecoderShape, index: int) -> LayerRecords:
         o_bias=int(shape.o_bias),
     )
     if dense:
-        ffn = FfnBlock(intermediate=shape.dense_intermediate, activation=shape.activation, gated=1)
+        ffn = FfnBlock(
+            intermediate=shape.dense_intermediate, activation=shape.activation, gated=int(shape.gated)
+        )
         return LayerRecords(layer, attention, ffn)
     moe = MoeBlock(
         experts=shape.experts,
         top_k=shape.top_k,
         intermediate=shape.intermediate,
         activation=shape.activation,
-        gated=1,
+        gated=int(shape.gated),
         router_score=shape.router_score,
         router_normalise=shape.router_normalise,
-        routed_scale=1.0,
+        router_input=shape.router_input,
+        routed_scale=shape.routed_scale,
+        threshold=shape.threshold,
     )
     shared = None
     if shape.shared_intermediate:
@@ -277,9 +288,30 @@ def model_type_of(config: dict[str, Any]) -> str:
     return value
 
 
+# Keys of the configuration that no forward pass reads.
+_TRAINING_ONLY = ("expert_capacity", "router_jitter")
+
+
+def config_notes(config: dict[str, Any], version: str) -> list[str]:
+    """What of a config.json is ignored; `version` is that of this package."""
+    notes = [
+        f"config.json: {key} {_shown(config[key])} is for training; ignored" for key in _TRAINING_ONLY if key in config
+    ]
+    asked = config.get("colibri_version")
+    if asked is not None:
+        found = re.fullmatch(r"(\d{1,9})(\.\d{1,9})*", asked) if isinstance(asked, str) else None
+        if found is None:
+            raise ColibriError(
+                Code.ARGUMENT, f'config.json: colibri_version is {_shown(asked)}, must be a version: "{version}"'
+            )
+        if found[1] != version.split(".")[0]:
+            notes.append(f"config.json was written for colibri {asked}, this is {version}: compare the results")
+    return notes
+
+
 _REALS = ("norm_eps", "rope_theta", *_MULTIPLIERS, *_OPTIONAL_REALS)
-_BOOLEANS = ("tied_head", "normalise", "qkv_bias", "o_bias", "windowed")
-_LISTS = ("dense_layers", "layer_types")
+_BOOLEANS = ("tied_head", "normalise", "qkv_bias", "o_bias", "windowed", "early_router", "softmax_router")
+_LISTS = ("dense_layers", "layer_types", "rope_layout", "window_layout", "sparse_layout")
 # What a family may fix by name of the format: field of DecoderShape -> its enum.
 _KINDS: dict[str, Any] = {
     "router_score": RouterScore,
@@ -287,6 +319,7 @@ _KINDS: dict[str, Any] = {
     "rope_style": RopeStyle,
     "qk_norm": QkNormKind,
     "shared_gate": SharedGate,
+    "activation": Activation,
 }
 
 
@@ -339,15 +372,47 @@ def _dense_layers(values: dict[str, Any]) -> frozenset[int]:
         raise ColibriError(
             Code.ARGUMENT, f"config.json: dense layers are {_shown(listed)}, must be numbers of layers, 0..{layers - 1}"
         )
-    return frozenset(listed) | {index for index in range(layers) if (index + 1) % step}
+    sparse = _layout(values, "sparse_layout")
+    unlisted = frozenset[int]() if sparse is None else frozenset(range(layers)) - sparse
+    return frozenset(listed) | unlisted | {index for index in range(layers) if (index + 1) % step}
+
+
+def _layout(values: dict[str, Any], name: str) -> frozenset[int] | None:
+    """The layers with a 1 in a list of 0 and 1; None where there is no list."""
+    listed = values.pop(name, [])
+    if not listed:
+        return None
+    if len(listed) != values["layers"] or not all(type(flag) is int and flag in (0, 1) for flag in listed):
+        raise ColibriError(
+            Code.ARGUMENT,
+            f"config.json: {name} is {_shown(listed)}, must be 0 or 1 for each of {values['layers']} layers",
+        )
+    return frozenset(index for index, flag in enumerate(listed) if flag)
+
+
+def _router_kinds(values: dict[str, Any]) -> dict[str, Any]:
+    """What booleans of the configuration say of the router."""
+    kinds: dict[str, Any] = {}
+    if "normalise" in values:
+        kinds["router_normalise"] = RouterNormalise.SUM if values.pop("normalise") else RouterNormalise.NONE
+    if "softmax_router" in values:
+        softmax = values.pop("softmax_router")
+        kinds["router_score"] = RouterScore.SOFTMAX_CHOSEN if softmax else RouterScore.SIGMOID
+    if "early_router" in values:
+        early = values.pop("early_router")
+        kinds["router_input"] = RouterInput.RESIDUAL_BEFORE_MIXER if early else RouterInput.FFN_INPUT
+    return kinds
 
 
 def _window_layers(values: dict[str, Any], family: dict[str, Any]) -> frozenset[int] | None:
     """The layers with a sliding window, None for all; without any, window_tokens becomes 0."""
     windowed, types = values.pop("windowed", True), values.pop("layer_types", [])
     layers = values["layers"]
-    if not windowed:
+    layout = _layout(values, "window_layout")
+    if not windowed or ("window_layout" in family["config"] and not layout):
         values["window_tokens"] = 0
+    if layout:
+        return layout
     if not values.get("window_tokens") or "layer_types" not in family["config"]:
         return None
     known = ("full_attention", "sliding_attention")
@@ -360,12 +425,27 @@ def _window_layers(values: dict[str, Any], family: dict[str, Any]) -> frozenset[
     return frozenset(index for index, kind in enumerate(types) if kind == "sliding_attention")
 
 
+def _split_experts(values: dict[str, Any]) -> None:
+    """The size of an expert where the configuration gives that of all together."""
+    total = values.pop("intermediate_of_all", None)
+    if total is None:
+        return
+    if total % values["experts"]:
+        raise ColibriError(
+            Code.UNSUPPORTED,
+            f"config.json: intermediate_size {total} is no multiple of {values['experts']} experts; "
+            "only experts of one size are converted",
+        )
+    values["intermediate"] = total // values["experts"]
+
+
 def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
     """Dimensions of a family's config.json."""
     family = FAMILIES[key]
     values = _config_values(family, config)
     dense = _dense_layers(values)
     windows = _window_layers(values, family)
+    rope_layers = _layout(values, "rope_layout")
     scaling = scaling_from_config(config, values["context_tokens"])
     if not values["head_dim"]:
         if values["hidden"] % values["heads"]:
@@ -376,13 +456,16 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
             )
         values["head_dim"] = values["hidden"] // values["heads"]
     values["kv_heads"] = values["kv_heads"] or values["heads"]
-    kinds = {name: _KINDS[name][value.upper()] for name, value in family["layer"].items()}
-    if "normalise" in values:
-        kinds["router_normalise"] = RouterNormalise.SUM if values.pop("normalise") else RouterNormalise.NONE
+    kinds = {
+        name: _KINDS[name][value.upper()] if name in _KINDS else value for name, value in family["layer"].items()
+    }
+    kinds |= _router_kinds(values)
+    _split_experts(values)
     shape = DecoderShape(
         family=Family[key.upper()],
         dense_layers=dense,
         window_layers=windows,
+        rope_layers=rope_layers,
         scaling=scaling,
         **kinds,
         **values,

@@ -135,6 +135,7 @@ class Job:
     precision: Precision
     tokenizer: bytes | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # for whoever converts: what was ignored
     importance: Callable[[Slot], F32 | None] = lambda slot: None  # (columns): what errors in a column count
 
 

@@ -2,9 +2,9 @@
 """Tiny checkpoints with random weights that make every part of a family matter, and what the family's own code says.
 
 A case is a configuration of one family. Those that `transformers` has are written by its own
-`save_pretrained`; their configurations vary what published models vary: ratios of heads, tied
-embeddings, biases, windows shorter than the prompt, RoPE scaling, sizes that are no multiple of
-anything.
+`save_pretrained`, the others by the decoder of oracles.py; their configurations vary what published
+models vary: ratios of heads, tied embeddings, biases, windows shorter than the prompt, RoPE scaling,
+sizes that are no multiple of anything.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from oracles import PlainDecoder
 
 PROMPT_TOKENS = 64
 LOGITS_DEVIATION = 2.0  # above 1: an error of 1e-4 of the largest logit would be seen
@@ -42,7 +43,7 @@ class Case:
 
     family: str
     name: str
-    configuration: str  # class names of transformers
+    configuration: str  # class names of transformers; empty: the decoder of oracles.py
     model: str
     more: dict[str, Any] = field(default_factory=dict)
     gains: dict[str, float] = field(default_factory=dict)  # part of a parameter's name -> factor
@@ -64,6 +65,12 @@ def _cases(family: str, model: str, base: dict[str, Any], variants: dict[str, di
         Case(family, name, f"{model}Config", f"{model}ForCausalLM", {**base, **more}, gains)
         for name, more in variants.items()
     ]
+
+
+def _plain(family: str, architecture: str, base: dict[str, Any], variants: dict[str, dict[str, Any]]) -> list[Case]:
+    """Cases of a family that `transformers` does not have."""
+    base = {"architectures": [architecture], "model_type": family, "head_dim": 16, **base}
+    return [Case(family, name, "", "", {**base, **more}) for name, more in variants.items()]
 
 
 def _rope(kind: str, **more: Any) -> dict[str, Any]:
@@ -165,6 +172,60 @@ CASES: list[Case] = [
             "rope yarn": YARN,
         },
     ),
+    *_plain(
+        "smallthinker",
+        "SmallThinkerForCausalLM",
+        {"moe_ffn_hidden_size": 40, "moe_num_primary_experts": 8, "moe_num_active_primary_experts": 3},
+        {
+            "sigmoid, tied": {"tie_word_embeddings": True, "rope_theta": 1.5e6},
+            "softmax": {"moe_primary_router_apply_softmax": True, "moe_layer_layout": [1, 1, 1]},
+            "32 experts, top-4, one kv head": {
+                "moe_num_primary_experts": 32,
+                "moe_num_active_primary_experts": 4,
+                "num_key_value_heads": 1,
+                "moe_ffn_hidden_size": 24,
+            },
+            "window 11 and no positions on some layers": {
+                "num_hidden_layers": 4,
+                "rope_layout": [0, 1, 1, 1],
+                "sliding_window_layout": [0, 1, 1, 0],
+                "sliding_window_size": 11,
+            },
+            "late router": {"moe_enable_early_router": False, "head_dim": 24},
+        },
+    ),
+    *_plain(
+        "llama_moe",
+        "LlamaMoEForCausalLM",
+        {"intermediate_size": 320, "num_experts": 8, "num_selects": 2, "gate_network": "linear"},
+        {
+            "8 experts, top-2, scaled": {"score_scale_factor": 4.0},
+            "16 experts, top-4": {"num_experts": 16, "num_selects": 4, "num_key_value_heads": 4},
+        },
+    ),
+    *_plain(
+        "switch",
+        "SwitchDecoderForCausalLM",
+        {"num_experts": 6, "num_experts_per_tok": 1},
+        {
+            "top-1": {},
+            "threshold 0.3, dense layers": {
+                "switch_threshold": 0.3,
+                "decoder_sparse_step": 2,
+                "num_hidden_layers": 4,
+                "hidden_act": "gelu_new",
+            },
+        },
+    ),
+    *_plain(
+        "face_moe",
+        "FaceMoeForCausalLM",
+        {"num_experts": 4},
+        {
+            "top-2": {},
+            "5 experts, top-1, tied": {"num_experts": 5, "num_experts_per_tok": 1, "tie_word_embeddings": True},
+        },
+    ),
 ]  # fmt: skip
 
 
@@ -188,7 +249,7 @@ def randomise(model: Any, gains: dict[str, float]) -> None:
             if name.endswith("bias"):
                 parameter.copy_(0.5 * noise)
                 continue
-            gain = 2.0 if "gate.weight" in name or "router" in name else 1.0
+            gain = 2.0 if "gate.weight" in name or "router" in name or "gate_network" in name else 1.0
             for part, factor in gains.items():
                 gain *= factor if part in name else 1.0
             fan_in = 1 if "embed" in name else parameter.shape[-1]
@@ -199,6 +260,8 @@ def make_checkpoint(case: Case, folder: Path) -> Oracle:
     """Writes the checkpoint of a case into `folder` and runs a prompt through the model."""
     seed = [other.id for other in CASES].index(case.id)
     torch.manual_seed(seed)
+    if not case.configuration:
+        return _make_plain(case, folder, seed)
     configuration: Any = getattr(transformers, case.configuration)(**case.config())
     make: Any = getattr(transformers, case.model)._from_config
     model = make(configuration, attn_implementation="eager", dtype=torch.float32)
@@ -211,6 +274,18 @@ def make_checkpoint(case: Case, folder: Path) -> Oracle:
         model.model.norm.weight.mul_(LOGITS_DEVIATION / deviation)
     model.save_pretrained(folder)
     return run_oracle(model, ids)
+
+
+def _make_plain(case: Case, folder: Path, seed: int) -> Oracle:
+    """As make_checkpoint, with the decoder of oracles.py."""
+    model = PlainDecoder(case.family, case.config())
+    randomise(model, case.gains)
+    ids = [int(token) for token in np.random.default_rng(seed).integers(0, case.config()["vocab_size"], PROMPT_TOKENS)]
+    with torch.no_grad(), deterministic():
+        model.parameters["model.norm.weight"].mul_(LOGITS_DEVIATION / float(model.run(ids)[0].std()))
+        logits, routing = model.run(ids)
+    model.save_pretrained(folder)
+    return Oracle(ids, logits.numpy(), [layer.numpy() for layer in routing])
 
 
 def run_oracle(model: Any, ids: list[int]) -> Oracle:

@@ -21,6 +21,7 @@ from colibri._spec import (
     FfnBlock,
     MoeBlock,
     QkNormKind,
+    RouterInput,
     RouterNormalise,
     RouterScore,
 )
@@ -148,6 +149,33 @@ def _wrong_scale(records: Records) -> bool:
     return True
 
 
+def _late_router(records: Records) -> bool:
+    found = [moe for moe in _mixtures(records) if moe.router_input != RouterInput.FFN_INPUT]
+    for moe in found:
+        moe.router_input = RouterInput.FFN_INPUT
+    return bool(found)
+
+
+def _rope_on_every_layer(records: Records) -> bool:
+    found = [mixer for mixer in _mixers(records) if mixer.rope_table == NONE_INDEX]
+    for mixer in found:
+        mixer.rope_table = 0
+    return bool(found)
+
+
+def _wrong_routed_scale(records: Records) -> bool:
+    for moe in _mixtures(records):
+        moe.routed_scale *= 1.02
+    return True
+
+
+def _no_threshold(records: Records) -> bool:
+    found = [moe for moe in _mixtures(records) if moe.threshold]
+    for moe in found:
+        moe.threshold = 0.0
+    return bool(found)
+
+
 def _no_residual_multiplier(records: Records) -> bool:
     records.layers[-1].layer.residual_multiplier *= 1.02
     return True
@@ -235,7 +263,8 @@ FAULTS: dict[str, Callable[[Records], bool]] = {
         _wrong_rope, _wrong_rope_factor, _no_rope, _wrong_eps, _wrong_last_eps, _wrong_scale,
         _no_residual_multiplier, _wrong_embedding_multiplier, _wrong_logits_multiplier, _window_off_by_one,
         _clip_in_front_of_the_norm, _wrong_qk_eps, _no_qk_norm, _other_router_score, _other_normalisation,
-        _one_expert_less, _other_activation, _other_shared_gate,
+        _one_expert_less, _other_activation, _other_shared_gate, _late_router, _rope_on_every_layer,
+        _wrong_routed_scale, _no_threshold,
     )
 }  # fmt: skip
 
