@@ -109,8 +109,11 @@ def test_a_build_without_one_macro_is_none_for_production(tools: Path) -> None:
     values = parsed(tools, recipe, PACKAGECONFIG="secure-mode no-logging sandbox")
     assert "COLIBRI_VERIFY_MODEL_HASH" not in values["EXTRA_OEMESON"]
     assert "colibri-forced-security" not in values["RPROVIDES:colibri-tools"]
-    group = parsed(tools, LAYER / "recipes-core" / "packagegroups" / "packagegroup-colibri.bb")
+    folder = LAYER / "recipes-core" / "packagegroups"
+    group = parsed(tools, folder / "packagegroup-colibri-production.bb")
     assert "colibri-forced-security" in group["RDEPENDS:packagegroup-colibri-production"].split()
+    # Whatever a recipe of the development image needs, such a build must provide.
+    assert "colibri-forced-security" not in str(parsed(tools, folder / "packagegroup-colibri.bb"))
 
 
 def test_python_on_the_device_needs_no_numpy(tools: Path) -> None:

@@ -20,6 +20,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAYER = REPOSITORY / "meta-colibri"
 IMAGES = ("colibri-image", "colibri-image-dev")
+# As configs/kas/development.yml builds the engine.
+DEVELOPMENT = 'PACKAGECONFIG:pn-colibri = ""\n'
 LOCAL = """\
 MACHINE = "qemuarm64"
 DISTRO_FEATURES:append = " colibri"
@@ -32,6 +34,7 @@ def prepare(folder: Path, oecore: Path) -> None:
     """The two configuration files of a build folder."""
     (folder / "conf").mkdir(parents=True, exist_ok=True)
     (folder / "conf" / "local.conf").write_text(LOCAL)
+    (folder / "conf" / "development.conf").write_text(DEVELOPMENT)
     layers = f'BBPATH = "${{TOPDIR}}"\nBBFILES ?= ""\nBBLAYERS ?= "{oecore / "meta"} {LAYER}"\n'
     (folder / "conf" / "bblayers.conf").write_text(layers)
 
@@ -65,7 +68,9 @@ def main() -> int:
     folder = arguments.build_dir.resolve()
     prepare(folder, oecore)
     failed = False
-    for name, words in (("parse", ("-p",)), *((f"graph of {image}", ("-n", image)) for image in IMAGES)):
+    runs = [("parse", ("-p",)), *((f"graph of {image}", ("-n", image)) for image in IMAGES)]
+    runs.append(("graph without the macros", ("-n", "-R", "conf/development.conf", IMAGES[1])))
+    for name, words in runs:
         code, output, seconds = run(folder, bitbake, *words)
         ours = [line for line in output.splitlines() if re.search(r"(WARNING|ERROR): .*colibri", line)]
         tasks = re.findall(r"Parsing of .*|Tasks Summary: .*", output)

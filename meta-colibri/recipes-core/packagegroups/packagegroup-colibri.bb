@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 SUMMARY = "Colibri: engine, service, models"
-DESCRIPTION = "What a device runs; -production insists on the forced security macros, -dev adds the C suite."
+DESCRIPTION = "What a device runs; -dev-tools adds the C suite."
 
 require recipes-colibri/colibri/colibri-models.inc
 
@@ -9,7 +9,7 @@ PACKAGE_ARCH = "${MACHINE_ARCH}"
 
 inherit packagegroup
 
-PACKAGES = "${PN} ${PN}-production ${PN}-dev-tools"
+PACKAGES = "${PN} ${PN}-dev-tools"
 
 RDEPENDS:${PN} = "\
     colibri-service \
@@ -17,7 +17,6 @@ RDEPENDS:${PN} = "\
     libcolibri \
     ${COLIBRI_MODELS} \
 "
-RDEPENDS:${PN}-production = "${PN} colibri-forced-security"
 RDEPENDS:${PN}-dev-tools = "\
     ${PN} \
     ${@bb.utils.contains('DISTRO_FEATURES', 'ptest', 'colibri-ptest ptest-runner', '', d)} \
