@@ -5,10 +5,12 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "log.h"
 #include "output.h"
 #include "signals.h"
 
@@ -118,9 +120,14 @@ static void accept_clients(struct ctl_clients *c)
         if (fd < 0) {
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
                 c->deaf_until = ctl_seconds() + DEAF_SECONDS;
+                if (!c->deaf) {
+                    ctl_log(LOG_WARNING, "serve: no connection can be accepted: %s", strerror(errno));
+                }
+                c->deaf = true;
             }
             return;
         }
+        c->deaf = false;
         if (place == NULL) {
             turn_away(c, fd);
             continue;
@@ -162,7 +169,7 @@ static void heed_signals(struct ctl_clients *c)
 
 static bool time_is_over(const struct ctl_clients *c)
 {
-    return c->stop_at > 0 && (ctl_signals_insist() || ctl_seconds() >= c->stop_at);
+    return c->failed || (c->stop_at > 0 && (ctl_signals_insist() || ctl_seconds() >= c->stop_at));
 }
 
 /* A negative number is for ever. */
@@ -232,6 +239,11 @@ static void look_after(struct ctl_clients *c, double seconds, bool room)
     heed_signals(c);
     seconds = prepare(c, sooner(seconds, ctl_notify_feed(c->notify)), room);
     found = seconds == 0 ? poll(c->polled, 1 + c->count, 0) : sleep_in_poll(c, seconds);
+    if (found < 0 && errno != EINTR) { /* and it would go on failing: the watchdog must not be fed by that */
+        c->exit_code = ctl_fail_message("serve", COLIBRI_ERR_IO, "cannot wait for %u clients: %s: is RLIMIT_NOFILE "
+                                        "too low?", (unsigned)c->count, strerror(errno));
+        c->failed = true;
+    }
     heed_signals(c);
     if (found <= 0) {
         return;
@@ -331,9 +343,9 @@ static struct ctl_client *first_in_line(struct ctl_clients *c)
     return first;
 }
 
-void ctl_clients_serve(struct ctl_clients *c)
+int ctl_clients_serve(struct ctl_clients *c)
 {
-    for (;;) {
+    while (!c->failed) {
         struct ctl_client *next = first_in_line(c);
 
         look_after(c, next != NULL ? 0 : -1, false);
@@ -349,4 +361,5 @@ void ctl_clients_serve(struct ctl_clients *c)
             leave(&c->clients[i]);
         }
     }
+    return c->exit_code;
 }

@@ -7,6 +7,7 @@
 #define CTL_CLIENTS_H
 
 #include <poll.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,14 +36,18 @@ struct ctl_clients {
     double running_since;
     uint64_t tickets;
     double deaf_until; /* no connection could be accepted: not before then */
+    bool deaf;         /* and that was said */
     double stop_at;    /* 0 until a signal came */
+    bool failed;       /* nobody can be looked after any more */
+    int exit_code;     /* 0 until something failed, which was said */
 };
 
 /* Bytes for so many clients with such lines. */
 size_t ctl_clients_bytes(uint32_t count, size_t line_limit);
 /* memory: zeros, of ctl_clients_bytes. */
 void ctl_clients_init(struct ctl_clients *clients, uint32_t count, size_t line_limit, void *memory);
-/* Serves until a signal asks to stop and what waits is answered or the time for that is over. */
-void ctl_clients_serve(struct ctl_clients *clients);
+/* Serves until a signal asks to stop and what waits is answered or the time for that is over: 0, or the
+ * exit code of what ended it before, after saying why. */
+int ctl_clients_serve(struct ctl_clients *clients);
 
 #endif

@@ -6,8 +6,10 @@
 #define _GNU_SOURCE
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "../src/spec.h"
@@ -27,6 +29,8 @@
 #define NAME "serve"
 /* Beside its own pages in the process_bytes of the plan. */
 #define MAX_BUFFER_BYTES 2097152u
+/* Socket, lock, pid file, service manager, model (twice), /proc/self/status, a client who is turned away. */
+#define OWN_DESCRIPTORS 8u
 
 struct serve_values {
     struct ctl_listen_values listen;
@@ -134,6 +138,29 @@ static int serve_input(struct ctl_server *server, struct ctl_lines *lines)
 
 /* ---- set-up ------------------------------------------------------------------------------ */
 
+/* Each client takes a descriptor, and poll() fails for more places than the limit has. */
+static int check_descriptors(uint32_t clients)
+{
+    const uint32_t need = clients + OWN_DESCRIPTORS;
+    struct rlimit limit;
+    uint32_t spare = 0;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+        return 0;
+    }
+    for (rlim_t fd = 0; fd < limit.rlim_cur && spare < need; fd++) { /* as many as were inherited, and need */
+        spare += fcntl((int)fd, F_GETFD) < 0;
+    }
+    return spare == need
+               ? 0
+               : ctl_fail_message(NAME, COLIBRI_ERR_MEMORY,
+                                  "RLIMIT_NOFILE is %llu, %u clients need %llu: `ulimit -n %llu`, LimitNOFILE= in the "
+                                  "unit, or lower --clients",
+                                  (unsigned long long)limit.rlim_cur, (unsigned)clients,
+                                  (unsigned long long)limit.rlim_cur + need - spare,
+                                  (unsigned long long)limit.rlim_cur + need - spare);
+}
+
 /* Everything that a request needs, in one mapping; only what is used takes memory. */
 static int take_memory(struct service *s)
 {
@@ -198,7 +225,7 @@ static int open_service(struct service *s, const char *path)
     return 0;
 }
 
-static void serve_clients(struct service *s)
+static int serve_clients(struct service *s)
 {
     struct ctl_clients *clients = &s->clients;
 
@@ -212,7 +239,7 @@ static void serve_clients(struct service *s)
     if (!ctl_notify_send(&s->notify, "READY=1\nSTATUS=answers requests")) {
         ctl_log(LOG_WARNING, "serve: the service manager could not be told that the server is ready");
     }
-    ctl_clients_serve(clients);
+    return ctl_clients_serve(clients);
 }
 
 static void close_service(struct service *s)
@@ -251,7 +278,7 @@ static int serve(struct service *s, const char *model)
         return exit_code;
     }
     if (s->sockets) {
-        serve_clients(s);
+        exit_code = serve_clients(s);
     } else {
         ctl_signals_watch(s->server.session);
         exit_code = serve_input(&s->server, &s->lines);
@@ -289,7 +316,10 @@ int ctl_command_serve(int argc, char *const *argv)
     s.sockets = ctl_listen_wanted(&s.values.listen);
     exit_code = ctl_sandbox_resolve(NAME, &s.sandbox, s.sockets ? CTL_SANDBOX_KILL : CTL_SANDBOX_OFF);
     if (exit_code == 0 && s.sockets) {
-        exit_code = ctl_notify_open(&s.notify, NAME);
+        exit_code = check_descriptors(s.values.clients);
+        if (exit_code == 0) {
+            exit_code = ctl_notify_open(&s.notify, NAME);
+        }
         if (exit_code == 0) {
             exit_code = ctl_listen_open(NAME, &s.values.listen, &s.clients.listener);
         }
