@@ -694,8 +694,8 @@ def test_a_server_that_cannot_serve_shows_no_socket(tiny: Path, tmp_path: Path) 
 
 def test_a_pid_file_that_cannot_be_written_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "pid").mkdir()
-    assert_fails(run("serve", tiny, "--socket", tmp_path / "s", "--pid-file", tmp_path / "pid"), Code.IO, "pid file")
-    assert {path.name for path in tmp_path.iterdir()} == {"pid", "s.lock"}
+    assert_fails(run("serve", tiny, "--socket", tmp_path / "s", "--pid-file", tmp_path / "pid"), Code.ARGUMENT, "pid file")
+    assert {path.name for path in tmp_path.iterdir()} == {"pid"}
 
 
 def test_what_is_no_socket_is_left_alone(tiny: Path, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import socket
 import subprocess
 from pathlib import Path
 
@@ -56,3 +58,88 @@ def test_a_server_that_cannot_wait_any_more_ends_with_an_error(tiny: Path, tmp_p
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (8, 8))  # fewer than poll has places
         assert server.wait() == ERROR_EXIT[int(Code.IO)]
         assert "cannot wait for 8 clients: Invalid argument" in server.text()
+
+
+# ---- files that are there already ------------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Name and bytes of everything in a folder; None: it is no regular file."""
+    return {
+        path.name: path.read_bytes() if path.is_file() and not path.is_symlink() else None for path in folder.iterdir()
+    }
+
+
+def make(path: Path, kind: str) -> None:
+    """Something that is in the way."""
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(path.parent / "m")
+    elif kind == "hard link":
+        path.hardlink_to(path.parent / "m")
+    else:
+        path.write_text(kind)
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "options"),
+    [
+        ("p", "hard link", ("--pid-file", "p")),
+        ("m.golden.json", '{"golden": 1}', ("--pid-file", "m.golden.json")),
+        ("p", "123 and more", ("--pid-file", "p")),
+        ("p", "1" * 24, ("--pid-file", "p")),
+        ("p", "fifo", ("--pid-file", "p")),
+        ("p", "folder", ("--pid-file", "p")),
+        ("p", "link", ("--pid-file", "p")),
+        ("p.new", "hard link", ("--pid-file", "p")),
+        ("p.new", "fifo", ("--pid-file", "p")),
+        ("p.new", "link", ("--pid-file", "p")),
+        ("p.new", "folder", ("--pid-file", "p")),
+        ("s.new", "precious", ()),
+        ("s.new", "hard link", ()),
+        ("s.new", "link", ()),
+        ("s.new", "fifo", ()),
+        ("other", "", ("--pid-file", "m")),
+        ("other", "", ("--pid-file", "s")),
+        ("other", "", ("--pid-file", "./s")),
+        ("other", "", ("--pid-file", "s.lock")),
+        ("other", "", ("--pid-file", "s.new")),
+        ("other", "", ("--socket", "x.new", "--pid-file", "x")),
+        ("other", "", ("--socket", "m")),
+    ],
+)
+def test_no_file_is_lost_because_a_server_makes_one_of_its_name(
+    tiny: Path, tmp_path: Path, place: str, kind: str, options: tuple[str, ...]
+) -> None:
+    (tmp_path / "m").write_bytes(tiny.read_bytes())
+    make(tmp_path / place, kind)
+    before = contents(tmp_path)
+    command = ("serve", "m", "--lock", "off", "--sandbox", "off", "--socket", "s", *options)
+    outcome = limited(f"cd {tmp_path}", *command)
+    assert_fails(outcome, Code.ARGUMENT, "give another --pid-file" if "--pid-file" in options else "--socket")
+    after = contents(tmp_path)
+    assert {name: after[name] for name in after if name != "s.lock"} == before  # the lock stays: it is empty
+    assert after.get("s.lock", b"") == b""
+
+
+def test_files_of_a_server_that_died_are_replaced(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("123\n")
+    (tmp_path / "p.new").write_text("12")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(tmp_path / "s.new"))
+    with Server(tiny, tmp_path, "--pid-file", tmp_path / "p") as server, server.client() as client:
+        assert (tmp_path / "p").read_text() == f"{server.pid}\n"
+        assert "done" in client.ask(request("a", "a", tokens=1))[-1]
+        assert not {"p.new", "s.new"} & set(contents(tmp_path))
+
+
+def test_the_socket_of_a_live_server_is_not_removed_as_a_leftover(tiny: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as live:
+        live.bind(str(tmp_path / "s.new"))
+        live.listen()
+        outcome = limited("true", "serve", tiny, "--socket", tmp_path / "s", "--sandbox", "off")
+        assert_fails(outcome, Code.BUSY, "s.new", "another server")
+        assert (tmp_path / "s.new").is_socket()

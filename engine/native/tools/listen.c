@@ -106,6 +106,12 @@ static int lock(const char *path)
                                       strerror(errno));
 }
 
+static int refuse_place(const char *path, const char *kind, const char *option)
+{
+    return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT, "there is something that is no %s: remove it or give another %s",
+                            kind, option);
+}
+
 /* A server that died leaves its socket behind, and only that is replaced. */
 static int check_stale(const char *path, const struct sockaddr_un *address)
 {
@@ -131,13 +137,31 @@ static int check_name(const char *path, const struct sockaddr_un *address)
     int exit_code;
 
     if (exists ? !S_ISSOCK(found.st_mode) : errno != ENOENT) {
-        return exists ? ctl_fail_message(path, COLIBRI_ERR_ARGUMENT,
-                                         "there is something that is no socket: remove it or give another "
-                                         "--socket")
+        return exists ? refuse_place(path, "socket", "--socket")
                       : ctl_fail_message(path, COLIBRI_ERR_OPEN, "%s", strerror(errno));
     }
     exit_code = lock(path);
     return exit_code == 0 && exists ? check_stale(path, address) : exit_code;
+}
+
+/* PATH.new, of a server that died before it was ready. The lock is ours: nobody else makes one now. */
+static int remove_leftover(const struct sockaddr_un *address)
+{
+    const char *name = address->sun_path;
+    struct stat found;
+    int exit_code;
+
+    if (lstat(name, &found) != 0) {
+        return 0; /* else bind says why not */
+    }
+    if (!S_ISSOCK(found.st_mode)) {
+        return refuse_place(name, "socket", "--socket");
+    }
+    exit_code = check_stale(name, address); /* it may be the --socket of another server */
+    if (exit_code == 0) {
+        (void)unlink(name);
+    }
+    return exit_code;
 }
 
 static int bind_with_mode(int fd, const struct sockaddr_un *address, mode_t mode)
@@ -165,11 +189,11 @@ static int make(const char *path, mode_t mode, int *made)
     }
     memcpy(address.sun_path, path, length);
     exit_code = check_name(path, &address);
+    memcpy(address.sun_path + length, ".new", sizeof ".new");
+    exit_code = exit_code != 0 ? exit_code : remove_leftover(&address);
     if (exit_code != 0) {
         return exit_code;
     }
-    memcpy(address.sun_path + length, ".new", sizeof ".new");
-    (void)unlink(address.sun_path); /* of a server that died before it was ready */
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0 || bind_with_mode(fd, &address, mode) != 0 || listen(fd, BACKLOG) != 0) {
         exit_code = ctl_fail_message(path, COLIBRI_ERR_OPEN, "cannot make the socket: %s", strerror(errno));
@@ -194,17 +218,98 @@ int ctl_listen_publish(const struct ctl_listen_values *values)
 
 /* ---- the pid file --------------------------------------------------------------------------- */
 
-static int write_pid(const char *path)
+#define PID_BYTES 24u /* of what such a file holds, with room to see that it holds more */
+
+/* The folder of a path, or NULL when its name is too long. */
+static const char *folder_of(const char *path, char *folder, size_t capacity)
 {
-    char name[PATH_MAX], text[24];
-    int length = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-    int fd, exit_code;
-    bool done;
+    const char *slash = strrchr(path, '/');
+    size_t length = slash != NULL ? (size_t)(slash - path) : 0;
+
+    if (length >= capacity) {
+        return NULL;
+    }
+    memcpy(folder, path, length);
+    folder[length] = '\0';
+    return slash == NULL ? "." : length == 0 ? "/" : folder;
+}
+
+static const char *name_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return slash != NULL ? slash + 1 : path;
+}
+
+/* Whether both are the same entry of the same folder, which need not be there yet. */
+static bool same_place(const char *a, const char *b)
+{
+    char folder[PATH_MAX];
+    struct stat of_a, of_b;
+    const char *at = folder_of(a, folder, sizeof folder);
+    bool found = strcmp(name_of(a), name_of(b)) == 0 && at != NULL && stat(at, &of_a) == 0;
+
+    at = folder_of(b, folder, sizeof folder);
+    return found && at != NULL && stat(at, &of_b) == 0 && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
+}
+
+/* What is replaced or removed there holds a number, or nothing: no file of another kind is lost because
+ * its name was given. `ours`: it belongs to this user, too. */
+static int check_pid_file(const char *path, bool ours)
+{
+    char text[PID_BYTES + 1];
+    struct stat found;
+    ssize_t length = -1;
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+    if (fd < 0 && errno == ENOENT) {
+        return 0;
+    }
+    if (fd >= 0 && fstat(fd, &found) == 0 && S_ISREG(found.st_mode) && (!ours || found.st_uid == geteuid())) {
+        length = read(fd, text, PID_BYTES);
+    }
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    text[length > 0 ? length : 0] = '\0';
+    return length >= 0 && length < (ssize_t)PID_BYTES && strspn(text, " 0123456789\n") == (size_t)length
+               ? 0
+               : refuse_place(path, ours ? "pid file of this user" : "pid file", "--pid-file");
+}
+
+/* Before anything is written. */
+static int check_pid_places(const char *path, const char *socket_path)
+{
+    char name[PATH_MAX], other[PATH_MAX];
+    bool same = false;
+    int exit_code;
 
     if (beside(path, "new", name) == NULL) {
         return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT, "the path is too long");
     }
-    fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (socket_path != NULL) {
+        same = same_place(path, socket_path) || same_place(name, socket_path) ||
+               (beside(socket_path, "lock", other) != NULL && same_place(path, other)) ||
+               (beside(socket_path, "new", other) != NULL && same_place(path, other));
+    }
+    if (same) {
+        return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT,
+                                "that name is taken by the socket %s or what is made beside it: give another --pid-file",
+                                socket_path);
+    }
+    exit_code = check_pid_file(path, false);
+    return exit_code != 0 ? exit_code : check_pid_file(name, true);
+}
+
+static int write_pid(const char *path)
+{
+    char name[PATH_MAX], text[PID_BYTES];
+    int length = snprintf(text, sizeof text, "%ld\n", (long)getpid());
+    int fd, exit_code;
+    bool done;
+
+    (void)unlink(beside(path, "new", name)); /* of a server that died; see check_pid_places */
+    fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
     done = fd >= 0 && write(fd, text, (size_t)length) == length;
     done = fd >= 0 && close(fd) == 0 && done;
     if (done && rename(name, path) == 0) {
@@ -224,6 +329,9 @@ int ctl_listen_open(const char *command, const struct ctl_listen_values *values,
         exit_code = colibri_exit_code(
             ctl_usage_error(command, "--socket and --socket-fd: give one of them"));
     }
+    if (exit_code == 0 && values->pid_file != NULL) {
+        exit_code = check_pid_places(values->pid_file, values->path);
+    }
     if (exit_code == 0) {
         *fd = (int)values->fd;
         exit_code = values->path != NULL ? make(values->path, mode, fd) : take(*fd);
@@ -240,15 +348,8 @@ int ctl_listen_open(const char *command, const struct ctl_listen_values *values,
 const char *ctl_listen_folder(const struct ctl_listen_values *values, char folder[CTL_LISTEN_PATH_BYTES])
 {
     const char *path = values->path != NULL ? values->path : values->pid_file;
-    const char *slash = path != NULL ? strrchr(path, '/') : NULL;
-    size_t length = slash != NULL ? (size_t)(slash - path) : 0;
 
-    if (path == NULL || length >= CTL_LISTEN_PATH_BYTES) {
-        return NULL;
-    }
-    memcpy(folder, path, length);
-    folder[length] = '\0';
-    return slash == NULL ? "." : length == 0 ? "/" : folder;
+    return path != NULL ? folder_of(path, folder, CTL_LISTEN_PATH_BYTES) : NULL;
 }
 
 void ctl_listen_remove(const struct ctl_listen_values *values)
