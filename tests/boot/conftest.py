@@ -24,7 +24,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--boot-cores", metavar="N", type=int, help="cores (default: the board's)")
     group.addoption("--boot-ram", metavar="MIB", type=int, help="RAM (default: the board's)")
     group.addoption("--boot-long", action="store_true", help="the whole matrix, 50 power cuts, the soak (hours)")
-    group.addoption("--boot-rounds", metavar="N", type=int, help="power cuts (default: 3, 50 with --boot-long)")
+    group.addoption(
+        "--boot-rounds",
+        metavar="N",
+        type=int,
+        help="power cuts (3, 50 with --boot-long), requests of each client of the soak (8, 125)",
+    )
     group.addoption("--boot-seed", metavar="N", type=int, help="repeat the choices of an earlier run (printed)")
     group.addoption("--boot-logs", metavar="DIR", default=str(DEFAULT_LOGS), help="where console logs are kept")
 

@@ -257,9 +257,14 @@ def prepare_soak(shell: Shell, model: Model, kv: str) -> None:
 
 
 def test_many_clients_at_once_get_the_same_answers_and_leave_nothing_behind(
-    boot_run: BootRun, shell: Shell, small_model: Model, note: Callable[[str], None]
+    boot_run: BootRun,
+    shell: Shell,
+    small_model: Model,
+    request: pytest.FixtureRequest,
+    note: Callable[[str], None],
 ) -> None:
     clients, rounds = (LONG_CLIENTS, LONG_ROUNDS) if boot_run.long else (SHORT_CLIENTS, SHORT_ROUNDS)
+    rounds = request.config.getoption("--boot-rounds") or rounds
     # One thread: where machines are emulated on fewer cores, four that wait for each other take ten times as long.
     running = start_server(shell, small_model, "glibc", "f16", f"--sandbox kill --threads 1 --clients {clients}")
     prepare_soak(shell, small_model, running.kv)
