@@ -694,7 +694,8 @@ def test_a_server_that_cannot_serve_shows_no_socket(tiny: Path, tmp_path: Path) 
 
 def test_a_pid_file_that_cannot_be_written_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "pid").mkdir()
-    assert_fails(run("serve", tiny, "--socket", tmp_path / "s", "--pid-file", tmp_path / "pid"), Code.ARGUMENT, "pid file")
+    outcome = run("serve", tiny, "--socket", tmp_path / "s", "--pid-file", tmp_path / "pid")
+    assert_fails(outcome, Code.ARGUMENT, "pid file")
     assert {path.name for path in tmp_path.iterdir()} == {"pid"}
 
 
@@ -893,9 +894,10 @@ def test_ask_gives_up_in_time_where_nobody_takes_clients(tmp_path: Path) -> None
 
 def test_the_prompt_of_ask_is_not_in_the_list_of_processes(tmp_path: Path) -> None:
     secret = "zebra-QUARTZ-83471"
-    with listening(tmp_path / "s") as deaf, subprocess.Popen(
-        [program(), "ask", tmp_path / "s", "-p", secret], stderr=subprocess.DEVNULL
-    ) as process:
+    with (
+        listening(tmp_path / "s") as deaf,
+        subprocess.Popen([program(), "ask", tmp_path / "s", "-p", secret], stderr=subprocess.DEVNULL) as process,
+    ):
         connection, _ = deaf.accept()
         with connection:
             assert secret.encode() in connection.recv(4096)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from colibri._spec import ERROR_EXIT, Code
 from serving import Server, request
-from test_colibrictl import TIMEOUT_SECONDS, Outcome, assert_fails, colibri, environment, program
+from test_colibrictl import TIMEOUT_SECONDS, Outcome, assert_fails, colibri, environment, program, run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -143,3 +144,36 @@ def test_the_socket_of_a_live_server_is_not_removed_as_a_leftover(tiny: Path, tm
         outcome = limited("true", "serve", tiny, "--socket", tmp_path / "s", "--sandbox", "off")
         assert_fails(outcome, Code.BUSY, "s.new", "another server")
         assert (tmp_path / "s.new").is_socket()
+
+
+# ---- what ask sends and prints ---------------------------------------------------------------------
+
+
+def sent_by_ask(folder: Path, prompt: bytes) -> bytes:
+    """The line that it writes for a prompt."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(folder / "a"))
+        listener.listen()
+        with subprocess.Popen(
+            [program(), "ask", folder / "a", "-"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment()
+        ) as process:
+            assert process.stdin is not None
+            process.stdin.write(prompt)
+            process.stdin.close()
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as file:
+                return file.readline()
+
+
+def test_ask_writes_no_character_longer_than_json_needs(tmp_path: Path) -> None:
+    every = bytes(range(0x80)) + "é€😀".encode()
+    line = sent_by_ask(tmp_path, every)
+    assert json.loads(line)["prompt"].encode() == every
+    wanted = json.dumps(every.decode(), ensure_ascii=False).encode()
+    assert line.partition(b'"prompt":')[2] == wanted + b"}\n"
+
+
+def test_ask_takes_a_text_of_lines_as_long_as_the_server_does(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("1\t2\n" * 16384)  # 64 KiB, the largest: half of it is escaped
+    with Server(tiny, tmp_path) as server:
+        assert_fails(run("ask", server.path, "-f", tmp_path / "text"), Code.PROMPT_LONG, "--context")

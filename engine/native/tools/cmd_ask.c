@@ -86,22 +86,26 @@ static int connect_to(struct conversation *c)
     return 0;
 }
 
-/* The characters of a JSON string; what is no UTF-8 is for the server to refuse. */
+/* The characters of a JSON string, each as short as JSON has it: a server counts the bytes of a line. What
+ * is no UTF-8 is for the server to refuse. */
 static size_t escape(char *out, const char *text, size_t length)
 {
+    static const char shorts[] = { ['\b'] = 'b', ['\t'] = 't', ['\n'] = 'n', ['\f'] = 'f', ['\r'] = 'r',
+                                   ['"'] = '"',  ['\\'] = '\\' };
     char *at = out;
 
     for (size_t i = 0; i < length; i++) {
         unsigned char c = (unsigned char)text[i];
+        char letter = c < sizeof shorts ? shorts[c] : '\0';
 
-        if (c < 0x20) {
+        if (c < 0x20 && letter == '\0') {
             at += snprintf(at, 7, "\\u%04x", (unsigned)c);
             continue;
         }
-        if (c == '"' || c == '\\') {
+        if (letter != '\0') {
             *at++ = '\\';
         }
-        *at++ = (char)c;
+        *at++ = letter != '\0' ? letter : (char)c;
     }
     return (size_t)(at - out);
 }
