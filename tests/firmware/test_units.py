@@ -323,6 +323,18 @@ def test_a_model_that_is_not_healthy_is_not_served(board: Board, tmp_path: Path)
     assert not board.alive()
 
 
+def test_a_gate_that_cannot_begin_leaves_no_older_result(board: Board) -> None:
+    result = board.run_folder / "health.json"
+    for values in ({"COLIBRI_LOCK": "maybe"}, {"COLIBRI_OPTIONS": "--budgt 5M"}, {"COLIBRI_USER": "nosuchuser"}):
+        for verb in ("start", "health"):
+            board.configure()
+            assert board.do("health")[0] == 0  # makes the folder, too
+            assert json.loads(result.read_text())["exit_code"] == 0
+            board.configure(**values)
+            assert board.do(verb)[0] != 0
+            assert not result.exists(), values
+
+
 def test_a_server_that_ends_before_it_answers_has_not_started(board: Board) -> None:
     board.configure(COLIBRI_SERVE_OPTIONS="--clients 64")  # buffers beyond the plan; the gate does not know of it
     code, text = board.do("start")

@@ -8,6 +8,7 @@ configs/models/tiny.toml.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -46,6 +47,7 @@ class Answer:
     exit_code: int
     result: dict[str, Any]  # empty: there is none
     err: str
+    text: str
 
     def check(self, name: str) -> tuple[str, str]:
         """Status and detail of a check."""
@@ -92,7 +94,7 @@ class Place:
             assert (result["version"], result["exit_code"]) == (1, done.returncode)
             assert result["status"] in (("fail",) if done.returncode else ("ok", "warn"))
             assert all(set(check) == {"name", "status", "detail", "fix"} for check in result["checks"])
-        return Answer(done.returncode, result, done.stderr)
+        return Answer(done.returncode, result, done.stderr, done.stdout)
 
     def plan_bytes(self, kv: str) -> int:
         """What the model needs with this KV type."""
@@ -543,6 +545,56 @@ def test_a_kill_at_any_file_operation_leaves_the_new_result_or_none_once_the_gat
             break
     assert seen == {(-9, "old"), (-9, "none"), (-9, "new"), (OK, "new")}
     assert list(target.parent.iterdir()) == [target]  # the next run removes what a killed one left
+
+
+@pytest.mark.parametrize("output", [["--output", "FILE"], ["--output=FILE"], ["-o", "FILE"], ["-oFILE"]])
+def test_a_gate_that_fails_early_leaves_no_result_of_an_earlier_one(
+    output: list[str], place: Place, tmp_path: Path
+) -> None:
+    target = tmp_path / "health.json"
+    words = [word.replace("FILE", str(target)) for word in output]
+    (tmp_path / "result").write_text(place.run().text)
+    failures: list[tuple[list[str], dict[str, str]]] = [
+        (["--budgt", "5M"], {}), (["--kv"], {}), (["again"], {}), (["--no-golden", "--golden", "g"], {}),
+        ([], {"COLIBRI_LOCK": "required"}), ([], {"COLIBRI_SANDBOX": "KILL"}), ([], {"COLIBRI_NO_LOGGING": "yes"}),
+        ([], {}),
+    ]  # fmt: skip
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)  # the last one: somebody writes there
+    for further, variables in failures:
+        shutil.copy(tmp_path / "result", target)
+        done = subprocess.run(
+            [place.command, "health", place.model, *words, *further], capture_output=True, check=False,
+            env=environment(variables),
+        )  # fmt: skip
+        assert done.returncode in (RUN, USAGE), (further, variables)
+        assert not target.exists(), (further, variables)
+    os.close(folder)
+
+
+def test_an_early_failure_removes_results_alone(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "result").write_text(place.run().text)
+    (tmp_path / "link").symlink_to(tmp_path / "result")
+    before = place.golden.read_bytes()
+    for words in (["-o", place.golden], ["-o", "link"], ["-o", "result", "--help"], ["--", "-oresult"], ["-o"]):
+        command = [place.command, "health", place.model, "--nonsense", *words]
+        subprocess.run(command, capture_output=True, check=False, env=environment(), cwd=tmp_path)
+    assert place.golden.read_bytes() == before
+    assert (tmp_path / "result").read_text() == (tmp_path / "link").read_text() != ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_a_result_that_cannot_be_removed_fails_the_gate_before_it_begins(place: Place, tmp_path: Path) -> None:
+    target = tmp_path / "health.json"
+    target.write_text("old")
+    subprocess.run(["mount", "--bind", target, target], check=True)
+    try:
+        done = subprocess.run([place.command, "health", place.model, "-o", target], capture_output=True, check=False)
+    finally:
+        subprocess.run(["umount", target], check=True)
+    assert (done.returncode, done.stdout) == (RUN, b"")
+    assert b"cannot remove the result of an earlier check" in done.stderr
+    assert list(tmp_path.iterdir()) == [target]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

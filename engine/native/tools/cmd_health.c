@@ -23,13 +23,14 @@
 #include "sandbox.h"
 
 #define NAME "health"
-#define RESULT_VERSION 1
 #define RESULT_BYTES 32768u /* 32 checks of two texts of 224 bytes, every byte escaped, and 96 around them */
 #define EXIT_RUN 1
 #define EXIT_USAGE 2
 #define EXIT_TAMPERED 3
 #define EXIT_BUDGET 4
 #define EXIT_ENVIRONMENT 5
+#define DEFAULT_OUTPUT "/run/colibri/health.json"
+#define RESULT_START "{\"version\": 1, \"status\": \""
 
 struct health_values {
     const char *golden, *output;
@@ -42,7 +43,7 @@ struct health_values {
 static const struct ctl_option health_options[] = {
     { "golden", 'g', CTL_TEXT, AT(golden), 0, 0, "FILE", NULL, "default: MODEL.golden.json beside MODEL" },
     { "no-golden", 0, CTL_FLAG, AT(no_golden), 0, 0, NULL, NULL, "compare no golden results" },
-    { "output", 'o', CTL_TEXT, AT(output), 0, 0, "FILE", "/run/colibri/health.json",
+    { "output", 'o', CTL_TEXT, AT(output), 0, 0, "FILE", DEFAULT_OUTPUT,
       "where the result goes, whole or not at all; - is stdout" },
     { "json", 'j', CTL_FLAG, AT(json), 0, 0, NULL, NULL, "the result on stdout too" },
 };
@@ -349,9 +350,9 @@ static void make_result(struct health *h)
     for (size_t i = 0; i < h->doctor.count; i++) {
         warnings += h->doctor.checks[i].severity == CTL_WARNING;
     }
-    put(h, "{\"version\": %d, \"status\": \"%s\", \"exit_code\": %d, \"root\": \"%s\", \"build\": \"%s\", "
+    put(h, RESULT_START "%s\", \"exit_code\": %d, \"root\": \"%s\", \"build\": \"%s\", "
            "\"plan_bytes\": %llu, \"peak_bytes\": %llu, \"seconds\": %.3f, \"checks\": [",
-        RESULT_VERSION, status_of(h->exit_code, warnings), h->exit_code, h->root,
+        status_of(h->exit_code, warnings), h->exit_code, h->root,
         colibri_build_info(), (unsigned long long)h->plan_bytes, (unsigned long long)h->peak_bytes, ctl_seconds() - h->start);
     for (size_t i = 0; i < h->doctor.count; i++) {
         const struct ctl_check *check = &h->doctor.checks[i];
@@ -380,8 +381,10 @@ static int open_output(const struct health *h, const char *path, struct ctl_plac
     exit_code = exit_code != 0 ? exit_code : ctl_place_open(place, path, false, 0644);
     exit_code = exit_code != 0 ? exit_code : ctl_place_create(place, place->temporary, 0, fd);
     exit_code = exit_code != 0 ? exit_code : ctl_place_own(place, path, *fd);
-    if (exit_code == 0) { /* whatever ends this check, nobody takes the result of an earlier one for its own */
-        (void)unlinkat(place->folder, place->name, 0);
+    /* whatever ends this check, nobody takes the result of an earlier one for its own */
+    if (exit_code == 0 && unlinkat(place->folder, place->name, 0) != 0 && errno != ENOENT) {
+        exit_code = ctl_fail_message(path, COLIBRI_ERR_IO, "cannot remove the result of an earlier check: %s",
+                                     strerror(errno));
     }
     return exit_code;
 }
@@ -409,6 +412,44 @@ static void finish(struct health *h, const struct health_values *values, const s
 }
 
 /* ---- the command ------------------------------------------------------------------------- */
+
+/* The file that --output names, whatever else is wrong with the command line; NULL when help is wanted. */
+static const char *output_of(int argc, char *const *argv)
+{
+    static const char name[] = "--output";
+    const char *path = DEFAULT_OUTPUT;
+
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            return NULL;
+        }
+        if (strcmp(argv[i], name) == 0 || strcmp(argv[i], "-o") == 0) {
+            i++;
+            path = i < argc ? argv[i] : path;
+        } else if (strncmp(argv[i], name, sizeof name - 1) == 0 && argv[i][sizeof name - 1] == '=') {
+            path = argv[i] + sizeof name;
+        } else if (strncmp(argv[i], "-o", 2) == 0) {
+            path = argv[i] + 2;
+        }
+    }
+    return path;
+}
+
+void ctl_health_forget(int argc, char *const *argv)
+{
+    const char *path = output_of(argc, argv);
+    int fd = path != NULL ? open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) : -1;
+    char start[sizeof RESULT_START - 1];
+
+    if (fd < 0) {
+        return;
+    }
+    /* what the options name is not known yet: nothing but a result is removed */
+    if (read(fd, start, sizeof start) == (ssize_t)sizeof start && memcmp(start, RESULT_START, sizeof start) == 0) {
+        (void)unlink(path);
+    }
+    (void)close(fd);
+}
 
 /* doctor asks the kernel what no sandbox allows. Behind it nothing but the start phase is needed: what is
  * in the files is read, run and reported there; the temporary file is open. */

@@ -108,6 +108,9 @@ int main(int argc, char **argv)
     int exit_code;
 
     ctl_signals_init();
+    if (argc > 1 && strcmp(argv[1], "health") == 0) {
+        ctl_health_forget(argc - 2, argv + 2);
+    }
     exit_code = ctl_log_environment();
     if (exit_code != 0) {
         return exit_code;

@@ -7,6 +7,8 @@ int ctl_command_run(int argc, char *const *argv);
 int ctl_command_snapshot(int argc, char *const *argv);
 int ctl_command_doctor(int argc, char *const *argv);
 int ctl_command_health(int argc, char *const *argv);
+/* Before anything else can fail: the result that an earlier check left where this one puts its own. */
+void ctl_health_forget(int argc, char *const *argv);
 int ctl_command_info(int argc, char *const *argv);
 int ctl_command_selftest(int argc, char *const *argv);
 int ctl_command_ask(int argc, char *const *argv);
