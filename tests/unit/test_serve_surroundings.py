@@ -177,3 +177,24 @@ def test_ask_takes_a_text_of_lines_as_long_as_the_server_does(tiny: Path, tmp_pa
     (tmp_path / "text").write_text("1\t2\n" * 16384)  # 64 KiB, the largest: half of it is escaped
     with Server(tiny, tmp_path) as server:
         assert_fails(run("ask", server.path, "-f", tmp_path / "text"), Code.PROMPT_LONG, "--context")
+
+
+# ---- sockets and descriptors of others -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [socket.SHUT_RDWR, socket.SHUT_RD])
+def test_a_listener_that_its_owner_shut_down_ends_the_server_behind_a_drain(
+    tiny: Path, tmp_path: Path, how: int
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as passed:
+        passed.bind(str(tmp_path / "s"))
+        passed.listen()
+        server = Server(tiny, tmp_path, "--socket-fd", str(passed.fileno())).start(pass_fds=[passed.fileno()])
+        server.expected_exit = ERROR_EXIT[int(Code.IO)]
+        with server, server.client() as client:
+            client.send(request("a", "a", tokens=200, ignore_end=True))
+            client.line()
+            passed.shutdown(how)
+            assert client.answer()[-1]["done"] == "length"
+            assert server.wait() == ERROR_EXIT[int(Code.IO)]
+            assert "shut down the listening socket" in server.text()

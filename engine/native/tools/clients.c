@@ -157,13 +157,19 @@ static void read_client(struct ctl_client *client)
 
 /* ---- waiting ------------------------------------------------------------------------------ */
 
+/* No more clients and no more lines; what is there has some time. */
+static void stop(struct ctl_clients *c)
+{
+    c->stop_at = ctl_seconds() + (double)c->drain_seconds;
+    (void)ctl_notify_send(c->notify, "STOPPING=1");
+    (void)close(c->listener);
+    c->listener = -1;
+}
+
 static void heed_signals(struct ctl_clients *c)
 {
     if (ctl_signal_caught() != 0 && c->stop_at <= 0) {
-        c->stop_at = ctl_seconds() + (double)c->drain_seconds;
-        (void)ctl_notify_send(c->notify, "STOPPING=1");
-        (void)close(c->listener);
-        c->listener = -1;
+        stop(c);
     }
 }
 
@@ -190,7 +196,7 @@ static double prepare(struct ctl_clients *c, double seconds, bool room)
     if (c->stop_at > 0) { /* from now on only an answer is waited for */
         seconds = room && c->stop_at > now ? sooner(seconds, c->stop_at - now) : 0;
     }
-    c->polled[0] = (struct pollfd){ .fd = deaf ? -1 : c->listener, .events = POLLIN };
+    c->polled[0] = (struct pollfd){ .fd = deaf ? -1 : c->listener, .events = POLLIN | POLLRDHUP };
     for (uint32_t i = 0; i < c->count; i++) {
         struct ctl_client *client = &c->clients[i];
         size_t space = 0;
@@ -259,7 +265,12 @@ static void look_after(struct ctl_clients *c, double seconds, bool room)
         }
         settle(c, client);
     }
-    if (c->polled[0].revents != 0 && c->listener >= 0) {
+    if ((c->polled[0].revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0 && c->listener >= 0) {
+        /* accept4() would say that nobody is there, and poll() that it is ready, for ever */
+        c->exit_code = ctl_fail_message("serve", COLIBRI_ERR_IO, "somebody shut down the listening socket: no client can "
+                                        "come; start the server with a new one");
+        stop(c);
+    } else if (c->polled[0].revents != 0 && c->listener >= 0) {
         accept_clients(c);
     }
 }
