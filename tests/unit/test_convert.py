@@ -947,7 +947,7 @@ def test_names_of_a_checkpoint_cannot_write_on_the_terminal(
     error = capsys.readouterr().err
     assert error.startswith("colibri: the checkpoint is \\x1b[2J\\nLlamaxxx")
     assert error.count("\n") == 1
-    assert len(error) < 400
+    assert len(error) < 600  # the families that are supported are named
     weights = mixtral_weights()
     weights["\x1b[31m"] = np.zeros(1, np.float32)
     error = refusal(checkpoint(tmp_path / "hf2", weights)).message
@@ -1143,7 +1143,7 @@ def test_an_upcycled_recipe_says_how_to_get_its_source(tmp_path: Path) -> None:
 def test_families_have_ids_of_the_format_and_architectures_of_their_own() -> None:
     seen: set[str] = set()
     for key, family in FAMILIES.items():
-        assert key.upper() in Family.__members__
+        assert not family["converter"] or key.upper() in Family.__members__
         names = [*family["architectures"], *family["model_types"]]
         assert not seen & set(names)
         seen |= set(names)
