@@ -249,6 +249,32 @@ def _calibrate(args: argparse.Namespace) -> int:
     return calibrate_command(args)
 
 
+def _quantize_arguments(parser: argparse.ArgumentParser) -> None:
+    _flow().add_quantize_arguments(parser)
+
+
+def _quantize(args: argparse.Namespace) -> int:
+    return int(_flow().quantize_command(args))
+
+
+def _pack_arguments(parser: argparse.ArgumentParser) -> None:
+    _flow().add_pack_arguments(parser)
+
+
+def _pack(args: argparse.Namespace) -> int:
+    return int(_flow().pack_command(args))
+
+
+def _flow() -> Any:
+    try:
+        from colibri import flow
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        raise ColibriError(Code.UNSUPPORTED, "converting needs numpy; install colibri-moe[convert]") from error
+    return flow
+
+
 def _importance_arguments(parser: argparse.ArgumentParser) -> None:
     try:
         from colibri.importance import add_importance_arguments
@@ -331,6 +357,18 @@ _COMMANDS: dict[str, tuple[str, str, _Arguments, _Command]] = {
         _convert_arguments,
         _convert,
     ),
+    "quantize": (
+        "quantise a checkpoint into a file for pack",
+        "The first half of convert: every tensor as the model will hold it, in a safetensors file of any name.",
+        _quantize_arguments,
+        _quantize,
+    ),
+    "pack": (
+        "make a .colibri file of quantised weights",
+        "The second half of convert: nothing is rounded again. A tokenizer.json beside config.json is packed too.",
+        _pack_arguments,
+        _pack,
+    ),
     "inspect": (
         "show what is in a .colibri file, and the memory it needs",
         "Read header, records and directory (not the weights): dimensions, tensors, hashes, provenance, memory plan.",
@@ -399,6 +437,8 @@ _COMMANDS: dict[str, tuple[str, str, _Arguments, _Command]] = {
         _golden,
     ),
 }
+# Their errors are about checkpoints: the general texts of the codes speak of .colibri files.
+_OF_CHECKPOINTS = ("convert", "quantize", "pack")
 _EPILOG = "exit codes: 0 ok, 1 run-time error, 2 usage, 3 damaged or malformed model, 4 memory budget, 5 environment"
 
 
@@ -435,7 +475,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _COMMANDS[args.command][3](args)
     except ColibriError as error:
         # The general texts of the codes speak of .colibri files; a checkpoint's error says it all itself.
-        print(f"colibri: {printable(error.message if command == 'convert' else error)}", file=sys.stderr)
+        print(f"colibri: {printable(error.message if command in _OF_CHECKPOINTS else error)}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # The reader went away (`| head`): leave quietly, and keep the interpreter from flushing again.

@@ -14,8 +14,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -213,11 +214,19 @@ def _parts(slot: Slot) -> list[_Part]:
     return [_Part(slot, at, min(at + step, rows)) for at in range(0, rows, step)]
 
 
-def run_job(job: Job, output: str | os.PathLike[str], threads: int = 0, quiet: bool = False) -> Report:
-    """Write the file of `job`; `threads` 0 = the processors of this machine, at most 4."""
-    begin = time.monotonic()
+def part_count(slot: Slot) -> int:
+    """How many parts of `encoded` a tensor has."""
+    return len(_parts(slot))
+
+
+def encoded(
+    job: Job, slots: Sequence[Slot], threads: int, errors: dict[str, tuple[DType, ErrorStats]]
+) -> Generator[bytes, None, None]:
+    """The stored bytes of the parts of all tensors, in order; the error of each tensor is added to `errors`.
+
+    `threads` 0 = the processors of this machine, at most 4.
+    """
     threads = threads or min(len(os.sched_getaffinity(0)), 4)
-    errors: dict[str, tuple[DType, ErrorStats]] = {}
 
     def work(part: _Part) -> tuple[bytes, ErrorStats]:
         tensor = part.slot.tensor
@@ -229,7 +238,8 @@ def run_job(job: Job, output: str | os.PathLike[str], threads: int = 0, quiet: b
         method, factor = job.precision.int4_method, job.precision.scale_factor
         return encode(values, tensor.dtype, tensor.layout, part.slot.name, method, weights, factor)
 
-    def results(slots: list[Slot], pool: ThreadPoolExecutor) -> Iterator[bytes]:
+    pool = ThreadPoolExecutor(threads)
+    try:
         queue: deque[tuple[_Part, Future[tuple[bytes, ErrorStats]]]] = deque()
         parts = (part for slot in slots for part in _parts(slot))
         for part in islice(parts, threads + 2):
@@ -242,18 +252,22 @@ def run_job(job: Job, output: str | os.PathLike[str], threads: int = 0, quiet: b
             name = part.slot.name
             errors.setdefault(name, (part.slot.tensor.dtype, ErrorStats()))[1].add(stats)
             yield data
-
-    writer = ModelWriter(output, job.records, job.precision.choose, job.tokenizer, job.provenance)
-    progress = Progress(writer.file_bytes, quiet)
-    pool = ThreadPoolExecutor(threads)
-    try:
-        with writer:
-            stream = results(writer.slots, pool)
-            for slot in writer.slots:
-                writer.write(slot, islice(stream, len(_parts(slot))))
-                progress.add(slot.tensor.size)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def run_job(job: Job, output: str | os.PathLike[str], threads: int = 0, quiet: bool = False) -> Report:
+    """Write the file of `job`; `threads` 0 = the processors of this machine, at most 4."""
+    begin = time.monotonic()
+    errors: dict[str, tuple[DType, ErrorStats]] = {}
+    writer = ModelWriter(output, job.records, job.precision.choose, job.tokenizer, job.provenance)
+    progress = Progress(writer.file_bytes, quiet)
+    try:
+        with writer, closing(encoded(job, writer.slots, threads, errors)) as stream:
+            for slot in writer.slots:
+                writer.write(slot, islice(stream, part_count(slot)))
+                progress.add(slot.tensor.size)
+    finally:
         progress.close()
     seconds = time.monotonic() - begin
     return Report(Path(output), writer.file_bytes, writer.root.hex(), seconds, errors)

@@ -39,6 +39,7 @@ class Safetensors(TensorFiles):
         if length > MAX_HEADER_BYTES:
             raise ColibriError(Code.LIMIT, f"{path}: header of {length} bytes, limit {MAX_HEADER_BYTES}", 0)
         header = _header(bytes(read_exactly(descriptor, length, 8, str(path))), path)
+        self.metadata: dict[str, str] = header.pop("__metadata__", {})
         base = 8 + length
         places: dict[str, Place] = {}
         ranges: list[tuple[int, int, str]] = []
@@ -51,7 +52,7 @@ class Safetensors(TensorFiles):
 
 
 def _header(text: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object of a header, without its metadata."""
+    """The JSON object of a header; its metadata are an object of strings."""
     if not text.startswith(b"{"):
         raise ColibriError(Code.HEADER, f"{path}: the header does not begin with a brace", 8)
     objects, commas = text.count(b"[") + text.count(b"{"), text.count(b",")
@@ -66,7 +67,7 @@ def _header(text: bytes, path: Path) -> dict[str, Any]:
         header = parse_json(text, f"{path}: header", 8, unique=True)
     except ColibriError as error:
         raise ColibriError(Code.HEADER, error.message, error.offset) from error
-    metadata = header.pop("__metadata__", {})
+    metadata = header.get("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ColibriError(Code.HEADER, f"{path}: __metadata__ is no object of strings", 8)
     return header

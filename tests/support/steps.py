@@ -201,7 +201,7 @@ def fuzz(mutations: int = 2000) -> list[Step]:
 
 
 FUZZ_NATIVE = ("golden", "model", "request", "snapshot", "tokenizer")
-FUZZ_READERS = ("config", "gguf", "pickle", "safetensors", "zip")
+FUZZ_READERS = ("config", "gguf", "pickle", "quantized", "safetensors", "zip")
 
 
 def fuzz_guided() -> list[Step]:

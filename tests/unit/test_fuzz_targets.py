@@ -57,7 +57,7 @@ def run(*command: object, timeout: float = 120, **environment: str) -> subproces
 
 
 def test_every_reader_of_checkpoints_has_a_target() -> None:
-    assert NAMES == ["fuzz_config", "fuzz_gguf", "fuzz_pickle", "fuzz_safetensors", "fuzz_zip"]
+    assert NAMES == ["fuzz_config", "fuzz_gguf", "fuzz_pickle", "fuzz_quantized", "fuzz_safetensors", "fuzz_zip"]
 
 
 @pytest.mark.parametrize("name", NAMES)
