@@ -8,11 +8,13 @@ import os
 import resource
 import socket
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from colibri._spec import ERROR_EXIT, Code
-from serving import Server, request
+from serving import Server, is_sanitized, request
 from test_colibrictl import TIMEOUT_SECONDS, Outcome, assert_fails, colibri, environment, program, run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -24,6 +26,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("surroundings") / "tiny.colibri"
     colibri("convert", "--recipe", REPOSITORY / "configs" / "models" / "tiny.toml", "-o", path)
     return path
+
+
+def eventually(what: Callable[[], object], seconds: float = 20) -> None:
+    """Wait until what() is true."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
 
 
 def limited(limits: str, *arguments: str | Path) -> Outcome:
@@ -198,3 +208,45 @@ def test_a_listener_that_its_owner_shut_down_ends_the_server_behind_a_drain(
             assert client.answer()[-1]["done"] == "length"
             assert server.wait() == ERROR_EXIT[int(Code.IO)]
             assert "shut down the listening socket" in server.text()
+
+
+# ---- memory of requests ----------------------------------------------------------------------------
+
+
+def flags_of_memory_with(pid: int, secret: bytes) -> list[set[str]]:
+    """The kernel's flags of each mapping that has these bytes."""
+    found = []
+    with open(f"/proc/{pid}/smaps", encoding="ascii") as rows, open(f"/proc/{pid}/mem", "rb") as memory:
+        span, mode = "", ""
+        for row in rows:
+            words = row.split()
+            if "-" in words[0]:
+                span, mode = words[:2]
+            if words[0] == "VmFlags:" and mode.startswith("rw"):
+                low, high = (int(word, 16) for word in span.split("-"))
+                memory.seek(low)
+                if secret in memory.read(high - low):
+                    found.append(set(words[1:]))
+    return found
+
+
+@pytest.mark.skipif(is_sanitized(), reason="the shadow of a sanitizer has terabytes")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--lock", "off"), set()),
+        (("--lock", "require"), {"lo"}),
+        (("--lock", "off", "--secure"), {"dd"}),
+        (("--lock", "require", "--secure"), {"lo", "dd"}),
+    ],
+)
+def test_memory_of_requests_is_locked_and_left_out_of_dumps_as_the_model_is(
+    tiny: Path, tmp_path: Path, options: tuple[str, ...], expected: set[str]
+) -> None:
+    server = Server(tiny, tmp_path)
+    at = server.command.index("--lock")
+    server.command[at : at + 2] = options
+    with server, server.client() as client:
+        client.send(b'{"prompt":"zebra-QUARTZ-83471')
+        eventually(lambda: flags_of_memory_with(server.pid, b"zebra-QUARTZ-83471"))
+        assert [flags & {"lo", "dd"} for flags in flags_of_memory_with(server.pid, b"zebra-QUARTZ-83471")] == [expected]

@@ -31,6 +31,9 @@
 #define MAX_BUFFER_BYTES 2097152u
 /* Socket, lock, pid file, service manager, model (twice), /proc/self/status, a client who is turned away. */
 #define OWN_DESCRIPTORS 8u
+#define NOT_LOCKED                                                                                      \
+    "%zu bytes for requests are not locked beside the %llu that are: %s: raise RLIMIT_MEMLOCK to the sum " \
+    "(LimitMEMLOCK=infinity), or lower --clients or --max-text"
 
 struct serve_values {
     struct ctl_listen_values listen;
@@ -161,7 +164,7 @@ static int check_descriptors(uint32_t clients)
                                   (unsigned long long)limit.rlim_cur + need - spare);
 }
 
-/* Everything that a request needs, in one mapping; only what is used takes memory. */
+/* Everything that a request needs, in one mapping; unless it is locked, only what is used takes memory. */
 static int take_memory(struct service *s)
 {
     size_t ids = (ctl_server_ids_bytes(s->server.text_limit) + 15) / 16 * 16;
@@ -193,6 +196,33 @@ static int take_memory(struct service *s)
     return 0;
 }
 
+/* As the arena of the model: locked by the same option, and in secure mode not in core dumps. */
+static int guard_memory(const struct service *s)
+{
+    const struct ctl_model_values *values = &s->model_values;
+    uint64_t before = ctl_status_bytes("VmLck:");
+    const char *reason = NULL;
+
+    if (values->secure) {
+        (void)madvise(s->memory, s->memory_bytes, MADV_DONTDUMP); /* cannot fail: it is one mapping */
+    }
+    if (values->lock == COLIBRI_LOCK_OFF) {
+        return 0;
+    }
+    if (mlock(s->memory, s->memory_bytes) != 0) {
+        reason = strerror(errno);
+    } else if (ctl_status_bytes("VmLck:") < before + s->memory_bytes) {
+        reason = "this kernel or sandbox does not lock memory";
+    }
+    if (reason != NULL && values->lock == COLIBRI_LOCK_REQUIRE) {
+        return ctl_fail_message(NAME, COLIBRI_ERR_LOCK, NOT_LOCKED, s->memory_bytes, (unsigned long long)before, reason);
+    }
+    if (reason != NULL) {
+        ctl_log(LOG_WARNING, NOT_LOCKED, s->memory_bytes, (unsigned long long)before, reason);
+    }
+    return 0;
+}
+
 static int open_service(struct service *s, const char *path)
 {
     struct ctl_server *server = &s->server;
@@ -206,6 +236,9 @@ static int open_service(struct service *s, const char *path)
     exit_code = take_memory(s);
     if (exit_code == 0) {
         exit_code = ctl_model_open(NAME, path, &s->model_values, &server->model);
+    }
+    if (exit_code == 0) { /* the environment was read by then */
+        exit_code = guard_memory(s);
     }
     if (exit_code != 0) {
         return exit_code;
