@@ -55,7 +55,7 @@ KILL_INSTALLS = 2.5  # the power goes within the time of so many installs
 RECOVERIES_CUT = 0.25  # of the rounds
 INSTALL_SECONDS = 240.0
 FILES = {"model.colibri", "model.golden.json", "lost+found"}
-LEFTOVERS = {".model.colibri.installing", ".model.colibri.golden.installing"}
+LEFTOVERS = {".model.colibri.installing", ".model.colibri.golden.installing", ".model.colibri.golden.replaced"}
 
 
 @dataclass(frozen=True)

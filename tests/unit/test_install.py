@@ -38,6 +38,7 @@ RECIPES = REPOSITORY / "configs" / "models"
 NAME = "model.colibri"
 GOLDEN = "model.golden.json"
 TEMPORARY = ".model.colibri.installing"
+LEFTOVERS = {TEMPORARY, ".model.colibri.golden.installing", ".model.colibri.golden.replaced"}
 LARGE_BYTES = 256 << 20
 KILL_ROUNDS = 60
 
@@ -392,11 +393,11 @@ def test_a_second_install_waits_for_nobody(models: Models, target: Path) -> None
 
 def test_leftovers_are_removed_and_nothing_else_is(models: Models, target: Path) -> None:
     others = [".other.colibri.installing", ".model.colibri.installing2", "model.colibri.installing"]
-    for name in (TEMPORARY, ".model.colibri.golden.installing", *others):
+    for name in (*LEFTOVERS, *others):
         (target.parent / name).write_text("left over")
     outcome = models.run("install", models.new, target)
     assert outcome.exit_code == 0
-    assert outcome.err.count("left by an interrupted run") == 2
+    assert outcome.err.count("left by an interrupted run") == 3
     assert names(target) == sorted([NAME, GOLDEN, *others])
 
 
@@ -436,7 +437,9 @@ def test_too_little_space_is_refused_with_the_numbers(models: Models, target: Pa
         ("fsync:1", errno.EIO, "cannot bring it to the disk"),
         ("fsync:2", errno.EIO, "cannot bring it to the disk"),
         ("fchmod:1", errno.EPERM, "cannot set permissions 644"),
-        ("renameat:1", errno.EIO, "cannot put the new files in place"),
+        ("renameat:1", errno.EPERM, "cannot put the new files in place: Operation not permitted: nothing was changed"),
+        ("renameat:2", errno.EBUSY, "cannot put the new files in place: Device or resource busy: nothing was changed"),
+        ("fsync:3", errno.EIO, "cannot put the new files in place: Input/output error: nothing was changed"),
     ],
 )
 def test_a_failing_operation_leaves_the_old_model(
@@ -446,8 +449,29 @@ def test_a_failing_operation_leaves_the_old_model(
     outcome = models.run("install", models.new, target, FAULT=f"{fault}:{number}")
     assert outcome.exit_code == 1
     assert message in outcome.err
-    # A rename that fails comes behind the removal of the old golden results: they are of no other model.
-    assert is_model(target, models.old, with_golden=fault != "renameat:1")
+    assert is_model(target, models.old)
+
+
+def test_golden_results_that_cannot_be_put_in_place_leave_the_new_model(models: Models, target: Path) -> None:
+    for fault in ("renameat:3", "fsync:4"):
+        assert models.run("install", models.old, target).exit_code == 0
+        outcome = models.run("install", models.new, target, FAULT=f"{fault}:{errno.EIO}")
+        outcome.fails(Code.IO, "cannot put the new files in place", "the new file has its name; run the command again")
+        assert is_model(target, models.new, with_golden=False), fault
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+@pytest.mark.parametrize("mounted", [NAME, GOLDEN])
+def test_a_file_that_cannot_be_replaced_loses_nothing(mounted: str, models: Models, target: Path) -> None:
+    assert models.run("install", models.old, target).exit_code == 0
+    place = target.parent / mounted
+    subprocess.run(["mount", "--bind", place, place], check=True)
+    try:
+        for words in ([], ["--no-golden"]):
+            models.run("install", models.new, target, *words).fails(Code.IO, "nothing was changed")
+    finally:
+        subprocess.run(["umount", place], check=True)
+    assert is_model(target, models.old)
 
 
 def test_a_file_system_that_cannot_reserve_is_no_obstacle(models: Models, target: Path) -> None:
@@ -475,7 +499,7 @@ def test_killed_before_any_operation_it_is_the_old_model_or_the_new(models: Mode
             break
         assert outcome.exit_code == -signal.SIGKILL
         extra = set(names(target)) - {NAME, GOLDEN}
-        assert extra <= {TEMPORARY, ".model.colibri.golden.installing"}
+        assert extra <= LEFTOVERS
         assert models.run("install", models.new, target).exit_code == 0
         assert is_model(target, models.new)
     else:

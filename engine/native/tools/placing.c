@@ -118,6 +118,7 @@ static int split(struct ctl_place *place, const char *target, bool has_golden)
     ctl_golden_name(name, place->golden);
     (void)snprintf(place->golden_temporary, CTL_NAME_BYTES, ".%.*s.golden.installing",
                    (int)CTL_MAX_NAME, name);
+    (void)snprintf(place->golden_replaced, CTL_NAME_BYTES, ".%.*s.golden.replaced", (int)CTL_MAX_NAME, name);
     return 0;
 }
 
@@ -224,6 +225,9 @@ int ctl_place_open(struct ctl_place *place, const char *target, bool has_golden,
     if (exit_code == 0 && has_golden) {
         exit_code = remove_leftover(place, target, place->golden_temporary);
     }
+    if (exit_code == 0 && has_golden) { /* of a model that an interrupted run had replaced, or was about to */
+        exit_code = remove_leftover(place, target, place->golden_replaced);
+    }
     if (exit_code == 0) {
         watch(place);
     } else if (place->folder >= 0) {
@@ -303,44 +307,59 @@ int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd)
     return exit_code != 0 ? exit_code : ctl_place_sync(thing, fd);
 }
 
-static int remove_golden(const struct ctl_place *place)
+static int move(const struct ctl_place *place, const char *from, const char *to)
 {
-    if (unlinkat(place->folder, place->golden, 0) != 0) {
-        return errno == ENOENT ? 0 : errno;
-    }
-    return fsync(place->folder) == 0 ? 0 : errno;
+    return renameat(place->folder, from, place->folder, to) == 0 && fsync(place->folder) == 0 ? 0 : errno;
 }
 
-static int commit(const struct ctl_place *place, bool with_golden)
-{
-    int number = place->golden[0] != '\0' ? remove_golden(place) : 0;
+enum placed { AS_BEFORE, WITHOUT_GOLDEN, PLACED };
 
-    if (number != 0) {
-        return number;
+/* Until the model is replaced the old golden results wait under another name. */
+static int put_model(const struct ctl_place *place, enum placed *placed)
+{
+    bool moved = place->golden[0] != '\0' &&
+                 renameat(place->folder, place->golden, place->folder, place->golden_replaced) == 0;
+    bool none = !moved && (place->golden[0] == '\0' || errno == ENOENT);
+    int number = none || (moved && fsync(place->folder) == 0) ? 0 : errno;
+
+    if (number == 0 && renameat(place->folder, place->temporary, place->folder, place->name) != 0) {
+        number = errno;
     }
-    if (renameat(place->folder, place->temporary, place->folder, place->name) != 0 ||
-        fsync(place->folder) != 0) {
-        return errno;
+    *placed = number == 0                                                     ? PLACED
+              : !moved || move(place, place->golden_replaced, place->golden) == 0 ? AS_BEFORE
+                                                                              : WITHOUT_GOLDEN;
+    return number;
+}
+
+/* The model is there, whatever becomes of its golden results. */
+static int put_golden(const struct ctl_place *place, bool with_golden)
+{
+    int number = fsync(place->folder) == 0 ? 0 : errno;
+
+    if (place->golden[0] != '\0' && unlinkat(place->folder, place->golden_replaced, 0) != 0 && errno != ENOENT) {
+        number = errno;
     }
-    if (with_golden && (renameat(place->folder, place->golden_temporary, place->folder, place->golden) != 0 ||
-                        fsync(place->folder) != 0)) {
-        return errno;
-    }
-    return 0;
+    return number == 0 && with_golden ? move(place, place->golden_temporary, place->golden) : number;
 }
 
 int ctl_place_commit(const struct ctl_place *place, bool with_golden)
 {
+    static const char *const now[] = { "nothing was changed; try again",
+                                       "the old golden results have another name now, with .replaced at its end",
+                                       "the new file has its name; run the command again" };
+    enum placed placed;
     int number;
 
     hold_signals(SIG_BLOCK);
-    number = commit(place, with_golden);
+    number = put_model(place, &placed);
+    if (number == 0) {
+        number = put_golden(place, with_golden);
+    }
     watched.active = 0;
     hold_signals(SIG_UNBLOCK);
     return number == 0 ? 0
-                       : ctl_fail_message(place->name, COLIBRI_ERR_IO,
-                                          "cannot put the new files in place: %s; try again",
-                                          strerror(number));
+                       : ctl_fail_message(place->name, COLIBRI_ERR_IO, "cannot put the new files in place: %s: %s",
+                                          strerror(number), now[placed]);
 }
 
 void ctl_place_close(struct ctl_place *place)

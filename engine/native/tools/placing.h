@@ -23,6 +23,7 @@ struct ctl_place {
     char temporary[CTL_NAME_BYTES];
     char golden[CTL_NAME_BYTES]; /* empty: the file is no model and has no golden results */
     char golden_temporary[CTL_NAME_BYTES];
+    char golden_replaced[CTL_NAME_BYTES]; /* the old golden results, while the model is replaced */
     mode_t mode;     /* of a new file */
     struct stat old; /* of the file that is replaced */
     bool replaces;
@@ -47,8 +48,9 @@ int ctl_place_own(const struct ctl_place *place, const char *thing, int fd);
 int ctl_place_sync(const char *thing, int fd);
 /* Both. */
 int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd);
-/* Old golden results away, model in place, new golden results in place; fsync of the folder after
- * each, signals held back. So golden results never lie beside a model that is not theirs. */
+/* Old golden results aside, model in place, new golden results in place; fsync of the folder after
+ * each, signals held back. So golden results never lie beside a model that is not theirs. When the model
+ * cannot be replaced, the old golden results get their name back. */
 int ctl_place_commit(const struct ctl_place *place, bool with_golden);
 /* Removes what is left of the temporary files, unlocks. */
 void ctl_place_close(struct ctl_place *place);
