@@ -80,6 +80,9 @@ class TestColibriAarch64(infra.basetest.BRTest):
         self.assertEqual(health["root"], golden["root"])
         self.assertGreater(health["peak_bytes"], 0)
         self.assertLessEqual(health["peak_bytes"], health["plan_bytes"])
+        checks = {check["name"]: check["status"] for check in health["checks"]}
+        for name in ("model", "golden", "lock", "seccomp", "read-ahead"):
+            self.assertEqual(checks[name], "ok", name)
 
         # What the build forces, and what cannot be written.
         info = self.output(f"colibrictl info {MODEL}")
