@@ -276,6 +276,46 @@ def test_names_without_a_folder_and_with_dots_work(models: Models, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.b.c", "a.b.golden.json"]
 
 
+def test_golden_results_of_a_model_beside_are_not_taken_from_it(models: Models, tmp_path: Path) -> None:
+    first, golden = tmp_path / "model-1.0", tmp_path / "model-1.golden.json"
+    assert models.run("install", models.old, first).exit_code == 0
+    before = golden.read_bytes()
+    for words in ([], ["--no-golden"]):
+        outcome = models.run("install", models.new, tmp_path / "model-1.1", *words)
+        outcome.fails(Code.ARGUMENT, "model-1.golden.json, those of model-1.0, which lies beside it", "another folder")
+    assert (golden.read_bytes(), sorted(path.name for path in tmp_path.iterdir())) == (before, [first.name, golden.name])
+    assert models.run("install", models.new, first).exit_code == 0  # its own ones go with it
+    assert golden.read_bytes() == models.new.with_suffix(".golden.json").read_bytes()
+
+
+def test_a_damaged_model_and_one_that_has_a_copy_are_replaced(models: Models, target: Path) -> None:
+    assert models.run("install", models.old, target).exit_code == 0
+    target.write_bytes(bytes(8192))
+    assert models.run("install", models.old, target).exit_code == 0
+    copy = target.with_suffix(".bak")
+    shutil.copy(target, copy)
+    assert models.run("install", models.new, target).exit_code == 0
+    copy.unlink()
+    assert is_model(target, models.new)
+
+
+def test_a_source_beside_its_target_keeps_its_golden_results(models: Models, target: Path) -> None:
+    source, golden = target.with_suffix(".new"), target.with_suffix(".golden.json")
+    shutil.copy(models.new, source)
+    shutil.copy(models.new.with_suffix(".golden.json"), golden)
+    inode = golden.stat().st_ino
+    models.run("install", source, target, "--no-golden").fails(Code.ARGUMENT, "those of model.new, which lies beside")
+    models.run("install", source, golden).fails(Code.ARGUMENT, "is the same file as", "model.golden.json")
+    models.run("install", source, golden, "--no-golden").fails(Code.ARGUMENT, "is the same file as")
+    assert names(target) == [GOLDEN, "model.new"]
+    for _ in range(2):
+        assert "golden: installed\n" in models.run("install", source, target).out
+        assert golden.stat().st_ino == inode
+        models.run("install", source, target, "--no-golden").fails(Code.ARGUMENT, "those of model.new")
+    source.unlink()
+    assert is_model(target, models.new)
+
+
 def test_a_signed_model_is_installed_by_its_key(models: Models, target: Path) -> None:
     outcome = models.run("install", models.signed, target, "--public-key", models.public, "--signed-only")
     assert outcome.exit_code == 0

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* colibrictl install: replace a model file so that there is always an old or a new one, verified. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -68,6 +69,7 @@ struct job {
     uint8_t sha256[ROOT_BYTES]; /* of the whole file */
     char *golden;               /* text of the golden results, or NULL */
     size_t golden_bytes;
+    bool golden_stays; /* the same ones are there, and SRC or another model has them too */
     colibri_report report;
     enum cb_verity verity;
     struct cb_verity_digest verity_digest;
@@ -105,34 +107,107 @@ static int open_source(struct job *job)
     return 0;
 }
 
-/* The whole text of a golden file, if there is one. */
+/* The whole text of the golden file of SRC, if there is one. */
 static int read_golden(struct job *job)
 {
     char path[4096 + CTL_NAME_BYTES];
+    const char *const inputs[] = { path };
     colibri_error error = { .offset = -1 };
+    int exit_code;
 
-    if (job->values.no_golden || !ctl_golden_path(job->source, path, sizeof path)) {
+    if (!ctl_golden_path(job->source, path, sizeof path)) {
         return 0;
+    }
+    exit_code = ctl_output_differs(NAME, job->target, inputs, 1);
+    if (exit_code != 0 || job->values.no_golden) {
+        return exit_code;
     }
     return ctl_golden_read(path, &job->golden, &job->golden_bytes, &error) == 0 ? 0 : ctl_fail(path, &error);
 }
 
-/* The value of "root" in the golden results: written first by their writer, looked for as text. */
-static bool golden_names_root(const struct job *job)
+/* The value of "root" in golden results: written first by their writer, looked for as text. */
+static bool names_root(const char *golden, size_t bytes, const uint8_t root[ROOT_BYTES])
 {
     static const char key[] = "\"root\"";
     char hex[CTL_HEX_BYTES];
-    const char *at = memmem(job->golden, job->golden_bytes, key, sizeof key - 1);
-    const char *end = job->golden + job->golden_bytes;
+    const char *at = memmem(golden, bytes, key, sizeof key - 1);
+    const char *end = golden + bytes;
 
     if (at == NULL) {
         return false;
     }
     for (at += sizeof key - 1; at < end && strchr(" \t\r\n:", *at) != NULL; at++) {
     }
-    ctl_hex(job->root, hex);
+    ctl_hex(root, hex);
     return (size_t)(end - at) > HEX_DIGITS + 1 && *at == '"' && memcmp(at + 1, hex, HEX_DIGITS) == 0 &&
            at[1 + HEX_DIGITS] == '"';
+}
+
+/* ---- golden results of two models ---------------------------------------------------------- */
+
+/* Whether the golden results are those of the file `name` of the folder, by the root in its header. */
+static bool are_of(const struct job *job, const char *name, const char *golden, size_t bytes, bool *is_source)
+{
+    int fd = openat(job->place.folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    uint8_t root[ROOT_BYTES];
+    struct stat st;
+    bool are = fd >= 0 && pread(fd, root, sizeof root, CB_ROOT_OFFSET) == (ssize_t)sizeof root &&
+               names_root(golden, bytes, root);
+
+    *is_source = are && fstat(fd, &st) == 0 && st.st_dev == job->in_state.st_dev && st.st_ino == job->in_state.st_ino;
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return are;
+}
+
+/* Names that differ in their last suffix alone have the same golden file. The one that is there goes with
+ * the model that is replaced, and is not taken from another one. */
+static int check_owner(struct job *job, const char *golden, size_t bytes)
+{
+    bool own, is_source, theirs = false;
+    DIR *folder = opendir(job->place.folder_path);
+    const struct dirent *entry;
+    char beside[CTL_NAME_BYTES], name[CTL_NAME_BYTES] = "";
+
+    own = are_of(job, job->place.name, golden, bytes, &is_source);
+    while (!theirs && folder != NULL && (entry = readdir(folder)) != NULL) {
+        ctl_golden_name(entry->d_name, beside);
+        if (strcmp(beside, job->place.golden) == 0 && strcmp(entry->d_name, job->place.name) != 0) {
+            theirs = are_of(job, entry->d_name, golden, bytes, &is_source) && (is_source || !own);
+            (void)snprintf(name, sizeof name, "%s", entry->d_name);
+        }
+    }
+    if (folder != NULL) {
+        (void)closedir(folder);
+    }
+    job->golden_stays = theirs && job->golden != NULL && job->golden_bytes == bytes &&
+                        memcmp(job->golden, golden, bytes) == 0;
+    if (job->golden_stays) {
+        job->place.golden[0] = '\0'; /* whatever happens, they are not touched */
+    }
+    return !theirs || job->golden_stays
+               ? 0
+               : ctl_fail_message(job->target, COLIBRI_ERR_ARGUMENT,
+                                  "its golden results would replace %s, those of %s, which lies beside it: give a "
+                                  "name that differs before its last suffix, or another folder",
+                                  job->place.golden, name);
+}
+
+static int check_golden_there(struct job *job)
+{
+    char path[sizeof job->place.folder_path + CTL_NAME_BYTES];
+    colibri_error error = { .offset = -1 };
+    char *golden = NULL;
+    size_t bytes = 0;
+    int exit_code = 0;
+
+    (void)ctl_join(job->place.folder_path, job->place.golden, path, sizeof path);
+    if (ctl_golden_read(path, &golden, &bytes, &error) == 0 && golden != NULL) { /* others are of no model */
+        exit_code = check_owner(job, golden, bytes);
+    }
+    free(golden);
+    return exit_code;
 }
 
 /* ---- the copy ---------------------------------------------------------------------------- */
@@ -256,7 +331,7 @@ static int check_golden(const struct job *job)
     if (job->golden == NULL) {
         return 0;
     }
-    if (!golden_names_root(job)) {
+    if (!names_root(job->golden, job->golden_bytes, job->root)) {
         return ctl_fail_message(job->source, COLIBRI_ERR_ARGUMENT,
                                 "the golden results beside it are of another model; fetch both again, or leave "
                                 "them out with --no-golden");
@@ -274,7 +349,7 @@ static int copy_golden(struct job *job)
     int out = -1;
     int exit_code;
 
-    if (job->golden == NULL) {
+    if (job->golden == NULL || job->golden_stays) {
         return 0;
     }
     exit_code = ctl_place_create(&job->place, job->place.golden_temporary, 0, &out);
@@ -360,17 +435,20 @@ static void print_result(const struct job *job)
                  *digest != '\0' ? " " : "", digest);
 }
 
-static int check_target(const struct job *job)
+static int check_target(struct job *job)
 {
     uint64_t bytes = (uint64_t)job->in_state.st_size;
     uint64_t tree = job->values.verity == VERITY_OFF ? 0 : bytes / 100; /* fs-verity: 1 hash per block */
+    int exit_code;
 
     if (job->place.replaces && job->place.old.st_dev == job->in_state.st_dev &&
         job->place.old.st_ino == job->in_state.st_ino) {
         return ctl_fail_message(job->target, COLIBRI_ERR_ARGUMENT,
                                 "is the same file as %s; give the name that the copy shall have", job->source);
     }
-    return ctl_place_check_space(&job->place, job->target, bytes + job->golden_bytes + tree);
+    exit_code = check_golden_there(job);
+    return exit_code != 0 ? exit_code
+                          : ctl_place_check_space(&job->place, job->target, bytes + job->golden_bytes + tree);
 }
 
 static int install(struct job *job)
@@ -404,7 +482,7 @@ static int install(struct job *job)
         exit_code = seal(job);
     }
     if (exit_code == 0) {
-        exit_code = ctl_place_commit(&job->place, job->golden != NULL);
+        exit_code = ctl_place_commit(&job->place, job->golden != NULL && !job->golden_stays);
     }
     ctl_place_close(&job->place);
     if (exit_code == 0) {
