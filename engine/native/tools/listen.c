@@ -90,26 +90,50 @@ static int refuse_busy(const char *path)
                             "another server answers there, or will: stop it or give another --socket");
 }
 
+static int refuse_place(const char *path, const char *kind, const char *option)
+{
+    return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT, "there is something that is no %s: remove it or give another %s",
+                            kind, option);
+}
+
+/* The lock file, for reading: enough to lock it, and nothing that takes over the server can write there. */
+static int open_lock(const char *name)
+{
+    const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    int fd = open(name, flags);
+
+    if (fd < 0 && errno == ENOENT) {
+        fd = open(name, flags | O_CREAT | O_EXCL, 0600);
+        if (fd >= 0) {
+            (void)fchmod(fd, 0600); /* whatever the umask is: the next server opens it, too */
+        } else if (errno == EEXIST) {
+            fd = open(name, flags); /* another one was faster */
+        }
+    }
+    return fd;
+}
+
 /* From here to the end of the process no other server touches that name. The lock file stays: who removes
  * one may remove that of the next. */
 static int lock(const char *path)
 {
     char name[PATH_MAX];
-    int fd = open(beside(path, "lock", name), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    struct stat found;
+    int fd = open_lock(beside(path, "lock", name));
 
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        return refuse_busy(path);
+    if (fd < 0) {
+        return ctl_fail_message(name, COLIBRI_ERR_OPEN,
+                                "cannot make it: %s; its folder must exist and belong to this user", strerror(errno));
     }
-    return fd >= 0 ? 0
-                   : ctl_fail_message(name, COLIBRI_ERR_OPEN,
-                                      "cannot make it: %s; its folder must exist and belong to this user",
-                                      strerror(errno));
-}
-
-static int refuse_place(const char *path, const char *kind, const char *option)
-{
-    return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT, "there is something that is no %s: remove it or give another %s",
-                            kind, option);
+    if (fstat(fd, &found) != 0 || !S_ISREG(found.st_mode) || found.st_size != 0) {
+        return refuse_place(name, "empty file", "--socket");
+    }
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        return 0;
+    }
+    return errno == EWOULDBLOCK ? refuse_busy(path)
+                                : ctl_fail_message(name, COLIBRI_ERR_OPEN, "cannot lock it: %s; give a --socket in a folder "
+                                                   "of a local file system", strerror(errno));
 }
 
 /* A server that died leaves its socket behind, and only that is replaced. */
@@ -310,7 +334,7 @@ static int write_pid(const char *path)
 
     (void)unlink(beside(path, "new", name)); /* of a server that died; see check_pid_places */
     fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
-    done = fd >= 0 && write(fd, text, (size_t)length) == length;
+    done = fd >= 0 && fchmod(fd, 0644) == 0 && write(fd, text, (size_t)length) == length; /* whatever the umask is */
     done = fd >= 0 && close(fd) == 0 && done;
     if (done && rename(name, path) == 0) {
         return 0;
