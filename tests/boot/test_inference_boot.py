@@ -166,6 +166,9 @@ def run_case(shell: Shell, model: Model, case: Case, options: str = "", group: s
 
     group: folder of a control group to run in.
     """
+    if model.small and "--threads" not in options:
+        # Emulated cores that share real ones wait long for each other: 4 s with one thread, 44 s with four.
+        options = f"--threads 1 {options}"
     command = f"colibrictl run {model.path} {case.arguments()} --print-ids --logits-sha256 {options}"
     if group is not None:
         inside = f"echo $$ >{group}/cgroup.procs; exec {command}"

@@ -48,7 +48,7 @@ def test_each_machine_gives_the_golden_bits(
     assert found == CPUS[cpu]
     assert shell.capture("colibrictl selftest", timeout=GENERATION_SECONDS).exit_code == OK
     for case in small_model.cases:
-        run_case(shell, small_model, case)
+        run_case(shell, small_model, case, f"--threads {cores}")
     for threads in range(1, cores + 1):
         answer = run_case(shell, small_model, small_model.cases[0], f"--threads {threads} --lock require")
         assert answer.locked_bytes >= small_model.size
