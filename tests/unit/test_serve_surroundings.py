@@ -18,6 +18,7 @@ import pytest
 from colibri._spec import ERROR_EXIT, Code
 from serving import Server, is_sanitized, request
 from test_colibrictl import TIMEOUT_SECONDS, Outcome, assert_fails, colibri, environment, program, run
+from test_serve import writable_memory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -270,3 +271,24 @@ def test_memory_of_requests_is_locked_and_left_out_of_dumps_as_the_model_is(
         client.send(b'{"prompt":"zebra-QUARTZ-83471')
         eventually(lambda: flags_of_memory_with(server.pid, b"zebra-QUARTZ-83471"))
         assert [flags & {"lo", "dd"} for flags in flags_of_memory_with(server.pid, b"zebra-QUARTZ-83471")] == [expected]
+
+
+@pytest.mark.skipif(is_sanitized(), reason="the shadow of a sanitizer has terabytes")
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"QUARTZ-zebra-83":1}\n',
+        b'{"prompt":"a","tokens":31415926535897932384}\n',
+        b'{"prompt":"a","temperature":31415926535897932384}\n',
+        b'{"id":"QUARTZ-zebra-83","prompt":"a","tokens":2}\n',
+        b'{"id":"QUARTZ-zebra-83","prompt":"a","tokens":0}\n',
+    ],
+    ids=["key", "integer", "number", "id", "id of a refused one"],  # the environment has the name of the test
+)
+def test_nothing_of_a_request_stays_on_the_stack(tiny: Path, tmp_path: Path, line: bytes) -> None:
+    with Server(tiny, tmp_path) as server, server.client() as client:
+        client.ask(line)
+        time.sleep(0.05)  # it waits again
+        memory = writable_memory(server.pid)
+        assert b"QUARTZ-zebra" not in memory
+        assert b"31415926535" not in memory

@@ -124,6 +124,16 @@ static int answer(struct ctl_server *s, struct ctl_job *job, const struct ctl_li
                      : ctl_answer_error(&answer, &job->failure, error);
 }
 
+#define STACK_BYTES 40960u /* more than the frames of reading a request and writing its answer together */
+
+/* What they left below this frame: pieces of a request that was refused, lines of the answer. */
+static void __attribute__((noinline)) wipe_stack(void)
+{
+    char below[STACK_BYTES];
+
+    ctl_wipe(below, sizeof below);
+}
+
 int ctl_server_finish(struct ctl_server *s, struct ctl_job *job, const struct ctl_link *link,
                       colibri_error *error)
 {
@@ -133,5 +143,6 @@ int ctl_server_finish(struct ctl_server *s, struct ctl_job *job, const struct ct
     ctl_wipe(s->ids, s->used_ids * sizeof *s->ids);
     s->used_ids = 0;
     ctl_wipe(job, sizeof *job);
+    wipe_stack();
     return code;
 }
