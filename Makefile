@@ -81,6 +81,8 @@ test-long: setup setup-demo ## boot suite with all CPUs and cores, 50 power cuts
 .PHONY: eval
 eval: setup setup-demo engine ## perplexity and KL divergence of recipes on the demo model (docs/convert.md); not part of test
 	@COLIBRI_LIBRARY=build/host/libcolibri.so PYTHONPATH=engine $(VENV)/python tests/parity/recipes.py
+	@COLIBRI_LIBRARY=$(CURDIR)/build/host/libcolibri.so PYTHONPATH=engine COLIBRI_PROMPTS=10 \
+		$(VENV)/python -m pytest -q -p no:cacheprovider -c tests/pytest.ini tests/parity/test_dense.py
 
 .PHONY: test-pages
 test-pages: setup setup-demo ## in images whose kernels have pages of 16 and 64 KiB; not part of test (two kernel builds)

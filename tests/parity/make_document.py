@@ -50,6 +50,9 @@ reference and the C engine give the same bits, with every instruction set of the
 batch; and every planted fault of the records (frequencies, eps, scales, norms, multipliers, window, gate, activation,
 scores) gives an error above 1e-4.
 
+A dense model as one expert: SmolLM2-135M-Instruct in f16 gives the greedy text of `transformers`' Llama in float32,
+token for token, for 10 prompts of 64 tokens each; no logit differs by more than 2e-4 (`make eval`).
+
 | family | configuration | f32 | int8 | int4 | same experts int8 / int4 | same best token int8 / int4 |
 |---|---|---:|---:|---:|---:|---:|
 """

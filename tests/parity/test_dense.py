@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""The dense SmolLM2 as a Mixture of one expert, in f16, against `transformers`' Llama in float32.
+
+A router of one expert gives the weight 1, so nothing of the mixture is left and the answer must be
+that of the dense model, token for token, over 64 tokens of each prompt. Both use the same f16
+weights; where ids differ the gap of the two logits must be that of a tie. The suite takes the first
+3 prompts, `make eval` all 10 (COLIBRI_PROMPTS).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import deterministic
+from colibri._spec import AttentionBlock, MoeBlock, Role
+from colibri.engine import Engine
+from colibri.format import open_model
+from colibri.job import run_job
+from colibri.recipe import load_recipe
+from test_demo import tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+RECIPE = Path(__file__).resolve().parents[2] / "configs" / "models" / "smollm2-moe.toml"
+PROMPTS = (
+    ("What is the capital of France?", True),
+    ("Once upon a time, in a small village by the sea,", False),
+    ("Ein Kolibri ist ein kleiner Vogel, der", False),
+    ("Name three colours.", True),
+    ("Write one sentence about the moon.", True),
+    ("How do I boil an egg?", True),
+    ("Why is the sky blue?", True),
+    ("The three most important rules of cooking are", False),
+    ("def fibonacci(n):\n", False),
+    ("1, 2, 3, 5, 8,", False),
+)
+WANTED = int(os.environ.get("COLIBRI_PROMPTS", "3"))
+TOKENS = 64
+TIE = 1e-3  # the float error of a logit is near 1e-4
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo recipe with one expert that is the dense block itself, everything f16."""
+    text = RECIPE.read_text(encoding="utf-8")
+    changes = {
+        "experts = 8": "experts = 1",
+        "top_k = 2": "top_k = 1",
+        "perturbation = 0.05": "perturbation = 0.0",
+        "router_deviation = 0.05": "router_deviation = 0.0",
+        'file = "licenses/Apache-2.0.txt"': "",
+    }
+    for old, new in changes.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    folder = tmp_path_factory.mktemp("dense")
+    (folder / "dense.toml").write_text(text, encoding="utf-8")
+    job = load_recipe(folder / "dense.toml", {"experts": "f16", "trunk": "f16"})
+    run_job(job, folder / "dense.colibri", quiet=True)
+    return folder / "dense.colibri"
+
+
+def load_dense(path: Path) -> Any:
+    """The weights of the file in a LlamaForCausalLM, float32."""
+    with open_model(path) as file:
+        records = file.records
+        mixer, moe = records.layers[0].mixer, records.layers[0].ffn
+        assert isinstance(mixer, AttentionBlock)
+        assert isinstance(moe, MoeBlock)
+        assert (moe.experts, moe.top_k) == (1, 1)
+        config = LlamaConfig(
+            hidden_size=records.model.hidden,
+            intermediate_size=moe.intermediate,
+            num_hidden_layers=records.model.layers,
+            num_attention_heads=mixer.heads,
+            num_key_value_heads=mixer.kv_heads,
+            head_dim=mixer.head_dim,
+            vocab_size=records.model.vocabulary,
+            tie_word_embeddings=bool(records.model.tied_head),
+            rms_norm_eps=records.model.norm_eps,
+            max_position_embeddings=256,
+        )
+        make: Any = LlamaForCausalLM._from_config
+        with torch.device("meta"):
+            model = make(config, attn_implementation="eager", dtype=torch.float32)
+        model.to_empty(device="cpu")
+        with torch.no_grad():
+            model.model.rotary_emb.inv_freq.copy_(torch.tensor(records.ropes[0].inv_freq))
+            model.model.embed_tokens.weight.copy_(tensor(file, Role.EMBEDDING))
+            model.model.norm.weight.copy_(tensor(file, Role.FINAL_NORM)[0])
+            for index, layer in enumerate(model.model.layers):
+                for role, module in (
+                    (Role.Q, layer.self_attn.q_proj),
+                    (Role.K, layer.self_attn.k_proj),
+                    (Role.V, layer.self_attn.v_proj),
+                    (Role.O, layer.self_attn.o_proj),
+                ):
+                    module.weight.copy_(tensor(file, role, index))
+                for role, module in (
+                    (Role.EXPERT_GATE, layer.mlp.gate_proj),
+                    (Role.EXPERT_UP, layer.mlp.up_proj),
+                    (Role.EXPERT_DOWN, layer.mlp.down_proj),
+                ):
+                    module.weight.copy_(tensor(file, role, index, 0))
+                layer.input_layernorm.weight.copy_(tensor(file, Role.PRE_MIXER_NORM, index)[0])
+                layer.post_attention_layernorm.weight.copy_(tensor(file, Role.PRE_FFN_NORM, index)[0])
+        model.tie_weights()
+    return model.eval()
+
+
+@pytest.mark.demo
+@pytest.mark.usefixtures("native_library")
+def test_greedy_text_of_the_dense_model_is_that_of_transformers(dense: Path, note: Callable[[str], None]) -> None:
+    oracle = load_dense(dense)
+    largest = 0.0
+    with Engine(dense, kv="f32", batch_tokens=128, lock="off") as engine, engine.session() as session:
+        for text, chat in PROMPTS[:WANTED]:
+            prompt = engine.tokenize(text, chat=chat)
+            session.reset()
+            session.append(prompt)
+            rows: list[Any] = []
+            ids = list(
+                session.generate(
+                    TOKENS, stop_at_end=False, on_logits=lambda row, rows=rows: rows.append(np.array(row))  # type: ignore[misc]
+                )
+            )
+            ours = np.stack(rows)
+            with torch.no_grad(), deterministic():  # every step is given our ids: equal choices are an equal text
+                theirs = oracle(torch.tensor([prompt + ids[:-1]]), use_cache=False).logits[0, len(prompt) - 1 :].numpy()
+            largest = max(largest, float(np.abs(ours - theirs).max()))
+            gaps = theirs.max(axis=1) - theirs[np.arange(TOKENS), ids]
+            for step in np.flatnonzero(gaps):
+                note(f"{text!r}, step {step}: we choose {ids[step]}, {gaps[step]:.6f} below transformers' best")
+            assert gaps.max() <= TIE
+    done = len(PROMPTS[:WANTED])
+    note(f"dense SmolLM2 in f16: {done} prompts x {TOKENS} tokens, largest difference of a logit {largest:.1e}")
+    assert largest < 1e-2
