@@ -81,6 +81,11 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-tokenizer", action="store_true", help="a model that takes and gives ids only")
     parser.add_argument("--no-chat", action="store_true", help="leave the chat form out")
     parser.add_argument(
+        "--drop-nfc",
+        action="store_true",
+        help="accept a tokenizer that normalises to NFC, which devices do not: texts that are not NFC get other ids",
+    )
+    parser.add_argument(
         "-j", "--jobs", type=int, default=0, metavar="N", help="threads (default: processors, at most 4)"
     )
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the error of every tensor as JSON")
@@ -125,7 +130,7 @@ def _convert(args: argparse.Namespace) -> int:
     if args.prune_by is not None and args.expert_prune_ratio is None:
         raise ColibriError(Code.ARGUMENT, "--prune-by belongs to --expert-prune-ratio")
     if args.recipe is not None:
-        for option in ("context", "no_tokenizer", "no_chat"):
+        for option in ("context", "no_tokenizer", "no_chat", "drop_nfc"):
             if getattr(args, option):
                 raise ColibriError(Code.ARGUMENT, f"--{option.replace('_', '-')} is for SOURCE; the recipe says it")
         job = load_recipe(args.recipe, names, args.recipe_source, overrides)
@@ -133,7 +138,9 @@ def _convert(args: argparse.Namespace) -> int:
         raise ColibriError(Code.ARGUMENT, "--recipe-source belongs to --recipe")
     else:
         precision = Precision.from_names(names, overrides)
-        job = checkpoint_job(args.source, precision, args.context, not args.no_tokenizer, not args.no_chat)
+        job = checkpoint_job(
+            args.source, precision, args.context, not args.no_tokenizer, not args.no_chat, args.drop_nfc
+        )
     for line in job.notes:
         print(f"note: {printable(line)}", file=sys.stderr)
     for line in change_job(job, args.importance, args.expert_prune_ratio, args.prune_by):

@@ -161,6 +161,7 @@ def huggingface_job(
     context_tokens: int | None = None,
     tokenizer: bool = True,
     chat: bool = True,
+    drop_nfc: bool = False,
 ) -> Job:
     """A job from a directory with config.json and safetensors or pytorch_model.bin."""
     config = load_json(inside(directory, "config.json"))
@@ -186,7 +187,9 @@ def huggingface_job(
             )
         for name in _TOKENIZER_FILES:
             inside(directory, name)
-        section = tokenizer_section(lambda: TokenizerSpec.from_huggingface(directory, chat=chat), records)
+        section = tokenizer_section(
+            lambda: TokenizerSpec.from_huggingface(directory, chat=chat, drop_nfc=drop_nfc), records
+        )
         read += _TOKENIZER_FILES
     terms, more = license_of(directory)
     origin: dict[str, Any] = {
@@ -195,7 +198,7 @@ def huggingface_job(
         "architecture": architectures,
         "sha256": digests(directory, [*read, *more]),
     }
-    said = _options(records, tokenizer, chat)
+    said = {**_options(records, tokenizer, chat), **({"drop_nfc": True} if drop_nfc and tokenizer else {})}
     return Job(
         records,
         named_rows(source, names),
@@ -328,11 +331,12 @@ def checkpoint_job(
     context_tokens: int | None = None,
     tokenizer: bool = True,
     chat: bool = True,
+    drop_nfc: bool = False,
 ) -> Job:
     """The job of a Hugging Face directory or a GGUF file."""
     path = Path(source)
     if path.is_dir():
-        return huggingface_job(path, precision, context_tokens, tokenizer, chat)
+        return huggingface_job(path, precision, context_tokens, tokenizer, chat, drop_nfc)
     if path.suffix == ".gguf" and path.is_file():
         return gguf_job(path, precision, context_tokens, tokenizer, chat)
     if path.exists():

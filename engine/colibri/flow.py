@@ -164,7 +164,14 @@ def _check_config(records: Records, config: Path) -> None:
             )
 
 
-def pack(weights: Path, config: Path, output: Path, context_tokens: int | None = None, chat: bool = True) -> str:
+def pack(
+    weights: Path,
+    config: Path,
+    output: Path,
+    context_tokens: int | None = None,
+    chat: bool = True,
+    drop_nfc: bool = False,
+) -> str:
     """Write the `.colibri` file of quantised weights; its root."""
     if config.name != "config.json":
         raise ColibriError(Code.ARGUMENT, f"--config {config}: must be the config.json of the checkpoint")
@@ -176,7 +183,9 @@ def pack(weights: Path, config: Path, output: Path, context_tokens: int | None =
         section = None
         if (folder / "tokenizer.json").is_file():
             inside(folder, "tokenizer.json")
-            section = tokenizer_section(lambda: TokenizerSpec.from_huggingface(folder, chat=chat), source.records)
+            section = tokenizer_section(
+                lambda: TokenizerSpec.from_huggingface(folder, chat=chat, drop_nfc=drop_nfc), source.records
+            )
         origin = {**source.provenance, "packed": digests(folder, ["config.json", "tokenizer.json"])}
         writer = ModelWriter(output, source.records, source.choice(), section, origin)
         known = {slot.name for slot in writer.slots}
@@ -256,6 +265,7 @@ def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--context", type=int, metavar="N", help="store a context of N tokens")
     parser.add_argument("--no-chat", action="store_true", help="leave the chat form out")
+    parser.add_argument("--drop-nfc", action="store_true", help="accept a tokenizer that normalises to NFC")
 
 
 def pack_command(args: argparse.Namespace) -> int:
@@ -267,7 +277,7 @@ def pack_command(args: argparse.Namespace) -> int:
                 f"--quant-scale-factor: {args.weights} is quantised already, and other scales would round its weights "
                 "a second time; give it to colibri_quantize",
             )
-        root = pack(args.weights, args.config, args.output, args.context, not args.no_chat)
+        root = pack(args.weights, args.config, args.output, args.context, not args.no_chat, args.drop_nfc)
     else:
         source = _source(args.weights)
         if not source.is_dir() or args.config.resolve() != (source / "config.json").resolve():
@@ -277,7 +287,8 @@ def pack_command(args: argparse.Namespace) -> int:
         names = {} if args.quant_scale_factor is None else {"quant_scale_factor": args.quant_scale_factor}
         refuse_output(args.output, source.iterdir())
         tokenizer = (source / "tokenizer.json").is_file()
-        job = checkpoint_job(source, Precision.from_names(names), args.context, tokenizer, not args.no_chat)
+        precision = Precision.from_names(names)
+        job = checkpoint_job(source, precision, args.context, tokenizer, not args.no_chat, args.drop_nfc)
         root = run_job(job, args.output, quiet=True).root
     print(f"root {root}", file=sys.stderr)
     print(args.output)

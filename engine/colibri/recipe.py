@@ -342,7 +342,8 @@ def _checkpoint_job(path: Path, recipe: dict[str, Any], precision: Precision, ov
     name = source.get("path")
     if override is None and (not isinstance(name, str) or not name):
         raise _error(path, "source.path names no checkpoint; give one there or with --recipe-source")
-    model = _fields(path, _table(path, recipe, "model"), {}, {"context_tokens": 0, "tokenizer": True, "chat": True})
+    optional = {"context_tokens": 0, "tokenizer": True, "chat": True, "drop_nfc": False}
+    model = _fields(path, _table(path, recipe, "model"), {}, optional)
     where = override if override is not None else path.parent / str(name)
     context = model["context_tokens"] or None
-    return checkpoint_job(where, precision, context, model["tokenizer"], model["chat"])
+    return checkpoint_job(where, precision, context, model["tokenizer"], model["chat"], model["drop_nfc"])

@@ -338,7 +338,7 @@ def _check_model(data: Mapping[str, Any], drop_nfc: bool) -> dict[str, Any]:
     if kinds == ["NFC"]:
         if not drop_nfc:
             _refuse("tokenizer.json normalises texts to NFC, which the device cannot do",
-                    "give --no-tokenizer, or drop_nfc=True in Python: texts that are not in NFC then get other ids")
+                    "give --drop-nfc: texts that are not in NFC then get other ids; or --no-tokenizer")
     elif kinds:
         _refuse(f"tokenizer.json has the normalizer {kinds}")
     return model

@@ -18,6 +18,7 @@ from colibri.format import ModelFile, open_model
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from test_convert import CONFIG, checkpoint, mixtral_weights
+from test_tokenizer import huggingface
 
 
 @pytest.fixture
@@ -215,3 +216,25 @@ def test_an_interrupted_step_leaves_nothing(source: Path, tmp_path: Path, monkey
     monkeypatch.setattr("colibri.flow.os.fsync", fail)
     assert quantize(source, tmp_path / "q") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
+
+
+def test_a_tokenizer_beside_the_configuration_is_packed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = mixtral_weights()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = np.ones((263, 48), np.float32)
+    source = checkpoint(tmp_path / "hf", weights, vocab_size=263)
+    huggingface(source, normalizer={"type": "NFC"})
+    assert quantize(source, tmp_path / "q") == 0
+    two, one = tmp_path / "two.colibri", tmp_path / "one.colibri"
+    assert pack(tmp_path / "q", source, two) == 3
+    assert "give --drop-nfc" in capsys.readouterr().err
+    assert main(["convert", str(source), "-o", str(one), "-q"]) == 3
+    assert "give --drop-nfc" in capsys.readouterr().err
+    assert pack(tmp_path / "q", source, two, "--drop-nfc") == 0
+    assert main(["convert", str(source), "-o", str(one), "-q", "--drop-nfc"]) == 0
+    with open_model(two) as a, open_model(one) as b:
+        assert a.tokenizer_bytes() == b.tokenizer_bytes() is not None
+        assert b.provenance()["options"]["drop_nfc"] is True
+        assert a.provenance()["packed"].keys() == {"config.json", "tokenizer.json"}
