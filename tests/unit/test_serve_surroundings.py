@@ -210,6 +210,31 @@ def test_ask_takes_a_text_of_lines_as_long_as_the_server_does(tiny: Path, tmp_pa
         assert_fails(run("ask", server.path, "-f", tmp_path / "text"), Code.PROMPT_LONG, "--context")
 
 
+@pytest.mark.parametrize("options", [("--json",), ()])
+def test_no_line_of_a_server_steers_the_terminal_of_ask(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """Neither an answer, nor what is none."""
+    lines = (b'{"id":"","text":"a\xc2\x9b2Jb\x7f"}\n', b'\x1b]0;title\x07{"id":\xc2\x9b\n')
+    ours, terminal = os.openpty()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "a"))
+        listener.listen()
+        with subprocess.Popen(
+            [program(), "ask", tmp_path / "a", "-p", "x", *options], stdout=terminal, stderr=subprocess.DEVNULL,
+            env=environment(),
+        ) as process:  # fmt: skip
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"".join(lines))
+            assert process.wait(TIMEOUT_SECONDS) == ERROR_EXIT[int(Code.IO)]
+    os.set_blocking(ours, False)
+    shown = os.read(ours, 4096).decode()
+    os.close(ours)
+    os.close(terminal)
+    assert "a\ufffd2Jb" in shown
+    assert [c for c in shown if c not in "\r\n" and (c < " " or "\x7f" <= c < "\xa0")] == []
+
+
 # ---- sockets and descriptors of others -------------------------------------------------------------
 
 

@@ -182,8 +182,8 @@ static int take_line(struct conversation *c, struct ctl_lines *lines, bool *last
     struct ctl_reply reply;
     int code = 0;
 
-    if (c->values->json) { /* with its end: the parser changes it */
-        code = ctl_write(STDOUT_FILENO, line, lines->taken, &error);
+    if (c->values->json) { /* with its end: the parser changes it. Whatever it is: a terminal is not steered by it */
+        code = ctl_text_write(&c->text, line, lines->taken, &error);
     }
     if (code == 0) {
         code = lines->too_long ? ctl_refuse(&error, COLIBRI_ERR_TEXT_LONG, "a line is too long")
