@@ -317,3 +317,40 @@ def test_nothing_of_a_request_stays_on_the_stack(tiny: Path, tmp_path: Path, lin
         memory = writable_memory(server.pid)
         assert b"QUARTZ-zebra" not in memory
         assert b"31415926535" not in memory
+
+
+def test_standard_input_and_output_that_do_not_block_are_waited_for(tiny: Path, tmp_path: Path) -> None:
+    """Whoever shares them may have said so: what reads late and writes late is served all the same."""
+    lines = request("a", "a", tokens=240, ignore_end=True) * 20  # more than a pipe holds
+    expected = run("serve", tiny, "--lock", "off", "--threads", "1", stdin=lines).out
+    assert len(expected) > 65536
+    from_us, to_it = os.pipe()
+    to_us, from_it = os.pipe()
+    os.set_blocking(from_us, False)
+    os.set_blocking(from_it, False)
+    command = [program(), "serve", tiny, "--lock", "off", "--threads", "1"]
+    with subprocess.Popen(
+        command, stdin=from_us, stdout=from_it, stderr=subprocess.PIPE, env=environment()
+    ) as process, os.fdopen(to_us, "rb") as answers:  # fmt: skip
+        os.close(from_us)
+        os.close(from_it)
+        time.sleep(0.2)
+        os.write(to_it, lines)
+        os.close(to_it)
+        time.sleep(1)
+        assert answers.read() == expected
+        assert process.stderr is not None
+        assert (process.wait(TIMEOUT_SECONDS), process.stderr.read()) == (0, b"")
+
+
+def test_ask_waits_for_a_prompt_that_comes_late(tiny: Path, tmp_path: Path) -> None:
+    late, ours = os.pipe()
+    os.set_blocking(late, False)
+    with Server(tiny, tmp_path) as server, subprocess.Popen(
+        [program(), "ask", server.path, "-", "-n", "2"], stdin=late, stdout=subprocess.DEVNULL, env=environment()
+    ) as process:  # fmt: skip
+        time.sleep(0.2)
+        os.write(ours, b"hello")
+        os.close(ours)
+        assert process.wait(TIMEOUT_SECONDS) == 0
+    os.close(late)

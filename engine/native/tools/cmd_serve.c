@@ -100,7 +100,7 @@ static int fill(struct ctl_lines *lines)
         ctl_lines_add(lines, (size_t)done);
     } else if (done == 0) {
         lines->ended = true;
-    } else if (errno != EINTR) {
+    } else if (!ctl_wait(STDIN_FILENO, POLLIN)) {
         return ctl_fail_message("standard input", COLIBRI_ERR_IO, "cannot read a request: %s",
                                 strerror(errno));
     }

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -63,6 +64,13 @@ void ctl_print_exit_codes(void)
                  "locks, threads, instruction set).\n");
 }
 
+bool ctl_wait(int fd, short events)
+{
+    struct pollfd polled = { .fd = fd, .events = events };
+
+    return errno == EINTR || (errno == EAGAIN && (poll(&polled, 1, -1) >= 0 || errno == EINTR));
+}
+
 int ctl_write(int fd, const char *bytes, size_t length, colibri_error *error)
 {
     while (length > 0) {
@@ -71,13 +79,13 @@ int ctl_write(int fd, const char *bytes, size_t length, colibri_error *error)
         if (done >= 0) {
             bytes += done;
             length -= (size_t)done;
-        } else if (errno == EINTR && ctl_signal_caught() != 0) {
+        } else if ((errno == EINTR || errno == EAGAIN) && ctl_signal_caught() != 0) {
             error->code = COLIBRI_ERR_CANCELLED;
             error->offset = -1;
             (void)snprintf(error->message, sizeof error->message, "interrupted by signal %d",
                            ctl_signal_caught());
             return error->code;
-        } else if (errno != EINTR) {
+        } else if (!ctl_wait(fd, POLLOUT)) {
             error->code = COLIBRI_ERR_IO;
             error->offset = -1;
             (void)snprintf(error->message, sizeof error->message, "standard output: %s%s",

@@ -3,6 +3,7 @@
 #ifndef CTL_OUTPUT_H
 #define CTL_OUTPUT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -22,7 +23,10 @@ int ctl_fail_message(const char *thing, int code, const char *format, ...)
 
 void ctl_print_exit_codes(void);
 
-/* Writes everything to a file descriptor; COLIBRI_ERR_IO when it is closed or full, and
+/* Behind a read or write that failed: whether to try again. When the descriptor does not block (it may be
+ * shared with somebody who wants that), sleeps until poll() finds these events or a signal comes. */
+bool ctl_wait(int fd, short events);
+/* Writes everything to a file descriptor; COLIBRI_ERR_IO when it is closed, and
  * COLIBRI_ERR_CANCELLED when a signal asked to stop. */
 int ctl_write(int fd, const char *bytes, size_t length, colibri_error *error);
 /* Flushes stdout: 0 or the exit code, after printing why. */

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -53,7 +54,7 @@ static int read_all(int fd, const char *path, size_t limit_bytes, struct ctl_pro
         ssize_t done = read(fd, prompt->text + prompt->text_bytes,
                             limit_bytes + 1 - prompt->text_bytes);
 
-        if (done < 0 && errno != EINTR) {
+        if (done < 0 && !ctl_wait(fd, POLLIN)) {
             return ctl_fail_message(path, COLIBRI_ERR_IO, "cannot read the prompt: %s",
                                     strerror(errno));
         }
