@@ -547,6 +547,21 @@ def test_a_kill_at_any_file_operation_leaves_the_new_result_or_none_once_the_gat
     assert list(target.parent.iterdir()) == [target]  # the next run removes what a killed one left
 
 
+NAMESPACE = 'mount -t tmpfs -o mode="$1" t "$2"; shift 2; exec "$@"'
+ORDINARY = ["setpriv", f"--reuid={ORDINARY_ID}", f"--regid={ORDINARY_ID}", "--clear-groups"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+@pytest.mark.parametrize("hidden", ["/sys", "/sys/fs/cgroup"])
+def test_a_sys_that_cannot_be_read_is_no_obstacle(hidden: str, place: Place) -> None:
+    command = ["unshare", "-m", "sh", "-c", NAMESPACE, "sh", "000", hidden, *ORDINARY]
+    done = subprocess.run(
+        [*command, place.command, "health", place.model, "-o", "-"], capture_output=True, text=True, check=False,
+        env=environment(),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (OK, "")
+
+
 @pytest.mark.parametrize("output", [["--output", "FILE"], ["--output=FILE"], ["-o", "FILE"], ["-oFILE"]])
 def test_a_gate_that_fails_early_leaves_no_result_of_an_earlier_one(
     output: list[str], place: Place, tmp_path: Path

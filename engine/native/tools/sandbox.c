@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE
+
 #include "sandbox.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "log.h"
 #include "output.h"
@@ -79,6 +84,17 @@ static void say(const colibri_sandbox *options, const colibri_sandbox_report *re
             options->action == COLIBRI_SANDBOX_LOG ? ": nothing is refused, the kernel's log names it" : "");
 }
 
+/* What cannot be opened anyway needs no permission: only those whom a caller names must be there. */
+static bool is_closed(const char *path)
+{
+    int fd = open(path, O_PATH | O_CLOEXEC);
+
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return fd < 0 && errno == EACCES;
+}
+
 int ctl_sandbox_enter(const char *command, const struct ctl_sandbox_values *values,
                       enum colibri_sandbox_phase phase, const char *const *read_paths, size_t read_count,
                       const char *write_path)
@@ -88,7 +104,7 @@ int ctl_sandbox_enter(const char *command, const struct ctl_sandbox_values *valu
     colibri_sandbox options = COLIBRI_SANDBOX_DEFAULT;
     colibri_sandbox_report report = { .struct_size = sizeof report };
     colibri_error error = { .offset = -1 };
-    size_t count = sizeof always / sizeof always[0];
+    size_t count = 0;
 
     if (!ctl_sandbox_on(values)) {
         return 0;
@@ -96,7 +112,10 @@ int ctl_sandbox_enter(const char *command, const struct ctl_sandbox_values *valu
     options.phase = phase;
     options.action = values->mode - CTL_SANDBOX_KILL;
     if (phase == COLIBRI_SANDBOX_START) {
-        memcpy(paths, always, sizeof always);
+        for (size_t i = 0; i < sizeof always / sizeof always[0]; i++) {
+            paths[count] = always[i];
+            count += !is_closed(always[i]);
+        }
         for (size_t i = 0; i < read_count && count < MAX_READ_PATHS; i++) {
             paths[count] = read_paths[i];
             count += read_paths[i] != NULL;
