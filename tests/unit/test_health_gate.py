@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import stat
@@ -398,6 +399,12 @@ def test_the_gate_stays_shut_for_golden_results_that_nobody_wrote(place: Place, 
     assert place.run("--golden", "/dev/zero", "--sandbox", "off").exit_code == TAMPERED
 
 
+def test_golden_results_without_a_case_say_so(place: Place, tmp_path: Path) -> None:
+    answer = place.with_golden({**place.document, "cases": []}, tmp_path / "g.json")
+    assert answer.exit_code == TAMPERED
+    assert re.fullmatch(r"golden results, byte \d+: there is no case", answer.check("golden")[1])
+
+
 def test_missing_golden_results_fail_unless_nobody_asks_for_them(place: Place, tmp_path: Path) -> None:
     alone = tmp_path / "alone.colibri"
     shutil.copy(place.model, alone)
@@ -457,6 +464,7 @@ def test_a_peak_above_the_plan_fails(place: Place, tmp_path: Path) -> None:
     answer = place.run(variables={"LD_PRELOAD": str(shim)})
     assert (answer.exit_code, answer.failed()) == (BUDGET, ["peak"])
     assert answer.result["peak_bytes"] > 64 << 20
+    assert "preloaded libraries" in next(row["fix"] for row in answer.result["checks"] if row["name"] == "peak")
 
 
 def test_a_context_that_golden_results_do_not_fit_fails(place: Place) -> None:
@@ -547,6 +555,27 @@ def test_a_kill_at_any_file_operation_leaves_the_new_result_or_none_once_the_gat
     assert list(target.parent.iterdir()) == [target]  # the next run removes what a killed one left
 
 
+def test_a_full_disk_is_named_with_the_file(place: Place, tmp_path: Path) -> None:
+    target = tmp_path / "health.json"
+    done = subprocess.run(
+        [place.command, "health", place.model, "-o", target], capture_output=True, text=True, check=False,
+        env=environment(), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
+    )  # fmt: skip
+    assert done.returncode == RUN
+    assert f"{target}: cannot write the result: File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_is_made_in_the_root_folder_of_a_sandbox(place: Place) -> None:
+    for words in (["health", place.model, "-o", "/test-health.json"], ["serve", place.model, "--socket", "/test.sock"]):
+        command: list[str | Path] = [place.command, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=60)
+        assert done.returncode == USAGE
+        assert "a file would be made in /" in done.stderr
+    assert [path for path in Path("/").iterdir() if "test" in path.name and not path.name.endswith(".lock")] == []
+    Path("/test.sock.lock").unlink(missing_ok=True)
+
+
 NAMESPACE = 'mount -t tmpfs -o mode="$1" t "$2"; shift 2; exec "$@"'
 ORDINARY = ["setpriv", f"--reuid={ORDINARY_ID}", f"--regid={ORDINARY_ID}", "--clear-groups"]
 
@@ -560,6 +589,15 @@ def test_a_sys_that_cannot_be_read_is_no_obstacle(hidden: str, place: Place) -> 
         env=environment(),
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (OK, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_the_result_is_written_without_dev_and_with_closed_descriptors(place: Place, tmp_path: Path) -> None:
+    target = tmp_path / "health.json"
+    command = ["unshare", "-m", "sh", "-c", f"exec <&- >&- 2>&-; {NAMESPACE}", "sh", "755", "/dev"]
+    subprocess.run([*command, place.command, "health", place.model, "-o", target], check=False, env=environment())
+    assert json.loads(target.read_text())["exit_code"] == OK
+    assert list(tmp_path.iterdir()) == [target]
 
 
 @pytest.mark.parametrize("output", [["--output", "FILE"], ["--output=FILE"], ["-o", "FILE"], ["-oFILE"]])

@@ -280,19 +280,25 @@ static void compare(struct health *h, colibri_model **model)
     char *text = NULL;
     int32_t *ids = NULL;
     int exit_code = read_golden(h, *model, &text, &ids, &error);
+    bool known = exit_code == 0;
     enum ctl_severity severity;
 
-    if (exit_code == 0) {
+    if (known) {
         exit_code = run_cases(h, model, &error);
     }
     severity = severity_of(h, exit_code);
-    (void)ctl_check_add(&h->doctor, "golden", severity == CTL_OK && (h->left_out || !h->own_kv) ? CTL_WARNING : severity,
-                        "%zu of %zu cases are right%s%s", h->right, h->golden.count,
-                        exit_code != 0 ? ": "
-                        : h->left_out  ? "; the budget does not hold the KV type of the others"
-                        : !h->own_kv   ? "; none has the KV type of the service"
-                                       : "",
-                        exit_code != 0 ? error.message : "");
+    if (!known) {
+        (void)ctl_check_add(&h->doctor, "golden", severity, "%s", error.message);
+    } else {
+        (void)ctl_check_add(&h->doctor, "golden",
+                            severity == CTL_OK && (h->left_out || !h->own_kv) ? CTL_WARNING : severity,
+                            "%zu of %zu cases are right%s%s", h->right, h->golden.count,
+                            exit_code != 0 ? ": "
+                            : h->left_out  ? "; the budget does not hold the KV type of the others"
+                            : !h->own_kv   ? "; none has the KV type of the service"
+                                           : "",
+                            exit_code != 0 ? error.message : "");
+    }
     free(ids);
     free(text);
 }
@@ -301,13 +307,19 @@ static void compare(struct health *h, colibri_model **model)
 
 static void check_peak(struct health *h)
 {
+    struct ctl_check *check;
+
     h->peak_bytes = ctl_status_bytes("VmHWM:");
-    (void)ctl_check_add(&h->doctor, "peak",
-                        h->peak_bytes == 0 || h->plan_bytes == 0
-                            ? CTL_INFO /* no /proc, or no plan */
-                            : severity_of(h, h->peak_bytes > h->plan_bytes ? EXIT_BUDGET : 0),
-                        "%llu bytes of %llu planned", (unsigned long long)h->peak_bytes,
-                        (unsigned long long)h->plan_bytes);
+    check = ctl_check_add(&h->doctor, "peak",
+                          h->peak_bytes == 0 || h->plan_bytes == 0
+                              ? CTL_INFO /* no /proc, or no plan */
+                              : severity_of(h, h->peak_bytes > h->plan_bytes ? EXIT_BUDGET : 0),
+                          "%llu bytes of %llu planned", (unsigned long long)h->peak_bytes,
+                          (unsigned long long)h->plan_bytes);
+    if (check->severity == CTL_ERROR) {
+        ctl_check_fix(check, "start it without preloaded libraries and with a small environment: the plan has no room "
+                             "for them");
+    }
 }
 
 /* ---- the result -------------------------------------------------------------------------- */
@@ -397,8 +409,10 @@ static void finish(struct health *h, const struct health_values *values, const s
 
     make_result(h);
     if (fd != STDOUT_FILENO) {
-        exit_code = ctl_write(fd, h->result, h->result_bytes, &error) != 0 ? ctl_fail(values->output, &error)
-                                                                           : ctl_place_sync(values->output, fd);
+        exit_code = ctl_write(fd, h->result, h->result_bytes, &error) != 0
+                        ? ctl_fail_message(values->output, COLIBRI_ERR_IO, "cannot write the result: %s",
+                                           strerror(errno))
+                        : ctl_place_sync(values->output, fd);
         exit_code = exit_code != 0 ? exit_code : ctl_place_commit(place, false);
         (void)close(fd);
     }

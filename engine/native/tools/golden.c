@@ -306,6 +306,9 @@ int ctl_golden_parse(struct ctl_golden *golden, const char *text, size_t bytes, 
             break;
         default:
             expect(&r, '[');
+            if (take(&r, ']')) {
+                refuse(&r, "there is no case");
+            }
             do {
                 if (golden->count == CB_MAX_GOLDEN_CASES) {
                     refuse(&r, "too many cases");

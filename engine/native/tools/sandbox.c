@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "log.h"
@@ -95,6 +96,20 @@ static bool is_closed(const char *path)
     return fd < 0 && errno == EACCES;
 }
 
+/* Landlock allows what is below a folder: below this one is everything. */
+static int check_write_path(const char *command, const char *path)
+{
+    struct stat root, found;
+
+    if (path == NULL || stat("/", &root) != 0 || stat(path, &found) != 0 || root.st_dev != found.st_dev ||
+        root.st_ino != found.st_ino) {
+        return 0;
+    }
+    return ctl_fail_message(command, COLIBRI_ERR_ARGUMENT,
+                            "a file would be made in /, so the sandbox would have to allow all files to be written: "
+                            "give a path in another folder");
+}
+
 int ctl_sandbox_enter(const char *command, const struct ctl_sandbox_values *values,
                       enum colibri_sandbox_phase phase, const char *const *read_paths, size_t read_count,
                       const char *write_path)
@@ -105,6 +120,7 @@ int ctl_sandbox_enter(const char *command, const struct ctl_sandbox_values *valu
     colibri_sandbox_report report = { .struct_size = sizeof report };
     colibri_error error = { .offset = -1 };
     size_t count = 0;
+    int exit_code;
 
     if (!ctl_sandbox_on(values)) {
         return 0;
@@ -112,6 +128,10 @@ int ctl_sandbox_enter(const char *command, const struct ctl_sandbox_values *valu
     options.phase = phase;
     options.action = values->mode - CTL_SANDBOX_KILL;
     if (phase == COLIBRI_SANDBOX_START) {
+        exit_code = check_write_path(command, write_path);
+        if (exit_code != 0) {
+            return exit_code;
+        }
         for (size_t i = 0; i < sizeof always / sizeof always[0]; i++) {
             paths[count] = always[i];
             count += !is_closed(always[i]);
