@@ -110,6 +110,10 @@ planted: setup ## plant one bug at a time in a copy of the engine: the bit compa
 planted-boot: setup setup-demo models ## plant one fault at a time in an image: the boot suite must find each
 	@$(VENV)/python tests/boot/planted_faults.py
 
+.PHONY: embedded-demo
+embedded-demo: setup setup-demo engine-musl ## a static AArch64 program with a model of a million parameters inside: build/embedded
+	@$(VENV)/python tests/bench/embedded.py --run
+
 .PHONY: bench bench-arm bench-kernels bench-memory bench-open bench-peer bench-plan bench-cache bench-telemetry bench-verify bench-look-ahead
 bench: setup-demo engine $(if $(PEER),bench-peer) ## decode and prefill of three sizes, beside llama.cpp with PEER=1
 	@PYTHONPATH=engine $(VENV)/python tests/bench/speed.py
