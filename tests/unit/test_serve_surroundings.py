@@ -10,6 +10,7 @@ import resource
 import socket
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -354,3 +355,25 @@ def test_ask_waits_for_a_prompt_that_comes_late(tiny: Path, tmp_path: Path) -> N
         os.close(ours)
         assert process.wait(TIMEOUT_SECONDS) == 0
     os.close(late)
+
+
+def test_a_parent_that_blocks_the_signals_does_not_make_a_server_that_cannot_be_stopped(
+    tiny: Path, tmp_path: Path
+) -> None:
+    code = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT]); "
+    with Server(tiny, tmp_path).start(sys.executable, "-c", code + "os.execv(sys.argv[1], sys.argv[1:])") as server:
+        server.signal()
+        assert server.wait() == 0
+
+
+def test_a_stack_that_is_too_small_is_refused_with_the_number(tiny: Path, tmp_path: Path) -> None:
+    for limit in (32, 127):
+        outcome = limited(f"ulimit -s {limit}", "serve", tiny, "--socket", tmp_path / "s", "--sandbox", "off")
+        assert_fails(outcome, Code.MEMORY, f"RLIMIT_STACK is {1024 * limit}, ", "`ulimit -s 128`")
+    if is_sanitized():
+        return  # its frames are larger
+    small = ("bash", "-c", 'ulimit -s 128; exec "$@"', "bash")
+    with Server(tiny, tmp_path).start(*small) as server, server.client() as client:
+        long = request("a", "ab " * 60, tokens=9, temperature=1.5, top_k=50, seed=4)
+        assert "done" in client.ask(long)[-1]
+        assert client.ask(b'{"prompt":"a","unknown":1}\n')[-1]["name"] == "argument"

@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /* colibrictl: the command of a device. Also installed as colibri_test, which is `colibrictl test`. */
+#define _POSIX_C_SOURCE 200809L
+
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "commands.h"
 #include "log.h"
 #include "options.h"
 #include "output.h"
 #include "signals.h"
+
+#define MIN_STACK_BYTES 131072u /* four times what a request needs */
 
 struct entry {
     const char *name;
@@ -103,6 +109,26 @@ static bool is_test_name(const char *program)
     return strcmp(slash != NULL ? slash + 1 : program, "colibri_test") == 0;
 }
 
+/* What a parent may have left that no command can work with. Every thread of the library has a stack of
+ * its own size (CB_PLAN_STACK_BYTES); the first thread has that of the limit. */
+static int check_inherited(void)
+{
+    struct rlimit limit;
+    sigset_t stopping;
+
+    (void)sigemptyset(&stopping);
+    (void)sigaddset(&stopping, SIGINT);
+    (void)sigaddset(&stopping, SIGTERM);
+    (void)sigaddset(&stopping, SIGHUP);
+    (void)sigprocmask(SIG_UNBLOCK, &stopping, NULL); /* a blocked one could not stop us */
+    if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= MIN_STACK_BYTES) {
+        return 0;
+    }
+    return ctl_fail_message("environment", COLIBRI_ERR_MEMORY,
+                            "RLIMIT_STACK is %llu, a command needs %u: `ulimit -s %u`, or LimitSTACK= in the unit",
+                            (unsigned long long)limit.rlim_cur, MIN_STACK_BYTES, MIN_STACK_BYTES / 1024);
+}
+
 int main(int argc, char **argv)
 {
     int exit_code;
@@ -112,6 +138,7 @@ int main(int argc, char **argv)
         ctl_health_forget(argc - 2, argv + 2);
     }
     exit_code = ctl_log_environment();
+    exit_code = exit_code != 0 ? exit_code : check_inherited();
     if (exit_code != 0) {
         return exit_code;
     }
