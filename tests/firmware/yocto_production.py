@@ -73,7 +73,8 @@ def from_inside(shell: Shell) -> None:
     demand(refused.exit_code != 0 and "Read-only" in refused.output, "it takes no file")
     accounts = shell.output("cat /etc/passwd; [ ! -f /etc/shadow ] || cat /etc/shadow")
     passwords = [line.split(":")[1] for line in accounts.splitlines() if ":" in line]
-    demand(set(passwords) <= {"*", "x", "!", "!!", "!*"}, f"none of {len(passwords)} accounts has a password or lacks one")
+    locked = {"*", "x", "!", "!!", "!*"}
+    demand(set(passwords) <= locked, f"none of {len(passwords)} accounts has a password or lacks one")
     forced = set(re.findall(r"COLIBRI_(\w+)", shell.output("colibrictl info | grep forced")))
     demand(forced >= MACROS, f"the macros of production are forced: {', '.join(sorted(forced))}")
     for folder in ("/usr/lib/colibri/ptest", "/usr/sbin/dropbear", "/usr/sbin/sshd", "/usr/bin/gdbserver"):
