@@ -376,6 +376,109 @@ def test_a_server_that_died_is_started_again(board: Board) -> None:
     assert board.do("nonsense")[0] == 1
 
 
+def test_a_server_whose_pid_file_is_lost_is_found(board: Board) -> None:
+    assert board.do("start") == (0, STARTED)
+    first = board.pid()
+    board.pid_file.unlink()
+    assert board.do("start") == (0, "Starting colibri: already running\n")
+    assert board.pid() == first
+    assert "error" not in ask(board)
+    board.pid_file.unlink()
+    assert board.do("stop") == (0, "Stopping colibri: OK\n")
+    assert not Path(f"/proc/{first}/cmdline").exists() or not Path(f"/proc/{first}/cmdline").read_bytes()
+    assert not board.socket.exists()
+
+
+def test_a_socket_that_another_server_has_stays(board: Board) -> None:
+    board.run_folder.mkdir()
+    model = board.root / "usr" / "share" / "model.colibri"
+    command = [board.root / "usr" / "bin" / "colibrictl", "serve", model, "--log", "syslog", "--socket", board.socket]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as other:
+        try:
+            wait_until(board.socket.exists)
+            assert board.do("start")[0] == 1
+            code, text = board.do("stop")
+            assert (code, str(board.socket) in text) == (1, True)
+            assert "error" not in ask(board)
+        finally:
+            other.kill()
+    assert board.do("start") == (0, STARTED)
+    assert board.do("stop")[0] == 0
+
+
+def test_words_of_another_user_do_not_pass_for_the_server(board: Board) -> None:
+    (board.groups / "serve").write_text("sleep 60; :\n")
+    board.groups.chmod(0o755)
+    words = [board.root / "usr" / "bin" / "colibrictl", "serve", "m", "--socket", board.socket, "--log", "syslog"]
+    with subprocess.Popen(words, executable="/bin/sh", cwd=board.groups, user=1000) as other:
+        try:
+            assert board.do("start") == (0, STARTED)
+            board.pid_file.unlink()
+            assert board.do("stop") == (0, "Stopping colibri: OK\n")
+            assert other.poll() is None
+        finally:
+            other.kill()
+
+
+SLOW_GATE = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+__attribute__((constructor)) static void wait_in_the_gate(void)
+{
+    char words[4096] = "";
+    int fd = open("/proc/self/cmdline", O_RDONLY);
+    ssize_t bytes = read(fd, words, sizeof words - 1);
+
+    close(fd);
+    if (strcmp(program_invocation_short_name, "colibrictl") != 0 || bytes < 0 ||
+        strcmp(words + strlen(words) + 1, "health") != 0)
+        return;
+    close(open(getenv("GATE_BEGAN"), O_WRONLY | O_CREAT, 0644));
+    while (access(getenv("GATE_ENDS"), F_OK) != 0)
+        usleep(20000);
+}
+"""
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("ends", ["while the gate runs", "by itself"])
+def test_a_stop_holds_for_a_start_that_runs(ends: str, board: Board, tmp_path: Path) -> None:
+    source, shim = tmp_path / "slow.c", tmp_path / "slow.so"
+    source.write_text(SLOW_GATE)
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", shim, source], check=True)
+    began, released = tmp_path / "began", tmp_path / "ends"
+    board.configure(LD_PRELOAD=str(shim), GATE_BEGAN=str(began), GATE_ENDS=str(released))
+    command = [*board.shell, str(board.script), "start"]
+    with (
+        (tmp_path / "said").open("w") as said,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, env={"PATH": board.path}) as starting,
+    ):
+        wait_until(began.exists)
+        code, text = board.do("start")
+        assert (code, "another start runs" in text) == (1, True)
+        if ends == "by itself":
+            released.touch()
+            assert starting.wait(timeout=60) == 0
+        assert board.do("stop") == (0, "Stopping colibri: OK\n")
+        released.touch()
+        assert (starting.wait(timeout=60) == 0) == (ends == "by itself")
+    assert not board.alive()
+    assert not board.socket.exists()
+    assert (ends == "by itself") == ("stopped" not in (tmp_path / "said").read_text())
+    assert board.do("start") == (0, STARTED)
+    assert board.do("stop")[0] == 0
+
+
 # ---- settings from a plan -------------------------------------------------------------------------------
 
 
