@@ -147,17 +147,52 @@ INLINE void quantised_panel(const uint8_t *w, int int8, const struct cb_quantize
         store8(y + (first + t) * y_stride, acc[t]);
 }
 
-/* There is no loop for four tokens of int8: it would be 600 bytes more. */
 APART void int8_one(const uint8_t *w, const struct cb_quantized *x, size_t first, float *y,
                     size_t y_stride)
 {
     quantised_panel(w, 1, x, first, 1, y, y_stride);
 }
 
-APART void int8_two(const uint8_t *w, const struct cb_quantized *x, size_t first, float *y,
-                    size_t y_stride)
+/* 16 columns at a time: half of the activations, and half of the code. */
+APART void int8_four(const uint8_t *w, const struct cb_quantized *x, size_t first, float *y,
+                     size_t y_stride)
 {
-    quantised_panel(w, 1, x, first, 2, y, y_stride);
+    const size_t groups = x->groups;
+    const int8_t *q = x->q + first * groups * COLUMNS;
+    const float *d = x->d + first * groups;
+    struct f8 acc[BATCH];
+    CB_UNROLL
+    for (size_t t = 0; t < BATCH; t++)
+        acc[t] = zero8();
+    for (size_t g = 0; g < groups; g++, w += 16) {
+        int32x4_t lo[BATCH], hi[BATCH];
+        CB_UNROLL
+        for (size_t t = 0; t < BATCH; t++)
+            lo[t] = hi[t] = magic_bits();
+        for (int half = 0; half < 2; half++, w += 128, q += 16) {
+            int8x16_t columns[BATCH];
+            CB_UNROLL
+            for (size_t t = 0; t < BATCH; t++)
+                columns[t] = load_activations(q + t * groups * COLUMNS);
+            CB_UNROLL
+            for (int i = 0; i < 4; i++) {
+                const int8_t *rows = (const int8_t *)w + 32 * i;
+                const int8x16_t w0 = vld1q_s8(rows), w1 = vld1q_s8(rows + 16);
+                CB_UNROLL
+                for (size_t t = 0; t < BATCH; t++) {
+                    lo[t] = dot_lane(lo[t], w0, columns[t], i);
+                    hi[t] = dot_lane(hi[t], w1, columns[t], i);
+                }
+            }
+        }
+        const struct f8 scales = load_scales(w);
+        CB_UNROLL
+        for (size_t t = 0; t < BATCH; t++)
+            acc[t] = add_group(acc[t], lo[t], hi[t], scales, d[t * groups + g]);
+    }
+    CB_UNROLL
+    for (size_t t = 0; t < BATCH; t++)
+        store8(y + (first + t) * y_stride, acc[t]);
 }
 
 APART void int4_two(const uint8_t *w, const struct cb_quantized *x, size_t first, float *y,
@@ -308,9 +343,9 @@ void cb_matmul_int8_dotprod(const uint8_t *w, size_t panels, const struct cb_qua
     const size_t bytes = x->groups * CB_INT8_BLOCK_BYTES;
     for (size_t p = 0; p < panels; p++, w += bytes, y += ROWS) {
         size_t t = 0;
-        for (; t + 2 <= tokens; t += 2)
-            int8_two(w, x, t, y, y_stride);
-        if (t < tokens)
+        for (; t + BATCH <= tokens; t += BATCH)
+            int8_four(w, x, t, y, y_stride);
+        for (; t < tokens; t++) /* two at once would save 7 % of these */
             int8_one(w, x, t, y, y_stride);
     }
 }
