@@ -358,6 +358,11 @@ def test_the_plan_bounds_the_control_group(board: Board) -> None:
     group = {path.name: path.read_text() for path in (board.groups / "colibri").iterdir()}
     assert group == {"memory.max": "12582912\n", "memory.swap.max": "0\n", "cgroup.procs": "0\n"}
     assert (board.groups / "cgroup.subtree_control").read_text() == "+memory\n"
+    (board.groups / "colibri" / "cgroup.procs").unlink()
+    assert board.do("health")[0] == 0  # the group of the server has no room for a second plan
+    assert [path.name for path in (board.groups / "colibri").glob("cgroup.procs")] == []
+    group = {path.name: path.read_text() for path in (board.groups / "colibri-health").iterdir()}
+    assert group == {"memory.max": "12582912\n", "cgroup.procs": "0\n"}
     assert board.do("stop")[0] == 0
 
 
