@@ -262,7 +262,7 @@ def test_the_model_is_locked_in_memory(shell: Shell, small_model: Model) -> None
 def test_a_lock_that_cannot_be_had_is_refused_when_it_is_required(shell: Shell, small_model: Model) -> None:
     run = f"colibrictl run {small_model.path} {small_model.cases[0].arguments()} --lock require"
     limited = f"ulimit -l 64; {run}"
-    captured = shell.capture(f"su colibri -c {shlex.quote(limited)}")
+    captured = shell.capture(f"su colibri -s /bin/sh -c {shlex.quote(limited)}")
     assert captured.exit_code == ENVIRONMENT, captured.messages
     assert "RLIMIT_MEMLOCK" in captured.messages
 

@@ -48,7 +48,7 @@ class Report:
 
 def as_user(command: str, limit: str) -> str:
     """The command as uid 1000 with this `ulimit -l` (KiB, or unlimited)."""
-    inside = f"exec su colibri -c {shlex.quote(command)}"
+    inside = f"exec su colibri -s /bin/sh -c {shlex.quote(command)}"
     return f"sh -c {shlex.quote(f'ulimit -l {limit}; {inside}')}"
 
 

@@ -79,7 +79,7 @@ def test_every_call_outside_the_list_is_refused(
     ids = ",".join(map(str, case.prompt_ids))
     command = f"{TOOLS}/sandbox_probe-{libc} {small_model.path} {ids} {case.n} {case.logits_sha256}"
     if user != "root":
-        command = f"su {user} -c {shlex.quote(command)}"
+        command = f"su {user} -s /bin/sh -c {shlex.quote(command)}"
     captured = shell.capture(command, timeout=GENERATION_SECONDS)
     said = captured.stdout.decode()
     assert captured.exit_code == OK, said + captured.stderr
@@ -143,7 +143,7 @@ def start_server(shell: Shell, model: Model, libc: str, kv: str, options: str = 
         f"exec {TOOLS}/colibrictl-{libc} serve {model.path} --socket {SOCKET} --pid-file {PID_FILE} "
         f"--lock require --kv {kv} {options}"
     )
-    as_user = f"ulimit -l unlimited; exec su colibri -c {shlex.quote(serve)}"
+    as_user = f"ulimit -l unlimited; exec su colibri -s /bin/sh -c {shlex.quote(serve)}"
     shell.run(f"(sh -c {shlex.quote(as_user)} >{SERVER_LOG} 2>&1; echo $? >{FOLDER}/code) &", check=True)
     wait_for(shell, f"grep -q phase=steady {SERVER_LOG} || [ -e {FOLDER}/code ]")
     log = shell.output(f"cat {SERVER_LOG}")
