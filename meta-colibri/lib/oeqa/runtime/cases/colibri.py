@@ -75,7 +75,7 @@ class ColibriTest(OERuntimeTestCase):
         # Only what a busybox or coreutils has: no dd conv=, no head -c, and od takes its options in one of them.
         blocks = int(self.command("wc -c < %s" % self.model)) // 2 // BLOCK
         at = blocks * BLOCK
-        old = int(self.command("hexdump -s %d -n 1 -e '1/1 \"%%u\"' %s || od -An -tu1 -j %d -N 1 %s" % (
+        old = int(self.command("hexdump -s %d -n 1 -e '1/1 \"%%u\"' %s 2>/dev/null || od -An -tu1 -j %d -N 1 %s" % (
             at, self.model, at, self.model)))
         self.command("{ dd if=%s bs=%d count=%d 2>/dev/null; printf '\\%03o'; tail -c +%d %s; } > /tmp/bent.colibri" % (
             self.model, BLOCK, blocks, old ^ 1, at + 2, self.model))
