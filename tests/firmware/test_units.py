@@ -397,7 +397,8 @@ def test_a_server_whose_pid_file_is_lost_is_found(board: Board) -> None:
 def test_a_socket_that_another_server_has_stays(board: Board) -> None:
     board.run_folder.mkdir()
     model = board.root / "usr" / "share" / "model.colibri"
-    command = [board.root / "usr" / "bin" / "colibrictl", "serve", model, "--log", "syslog", "--socket", board.socket]
+    program = board.root / "usr" / "bin" / "colibrictl"
+    command: list[str | Path] = [program, "serve", model, "--log", "syslog", "--socket", board.socket]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as other:
         try:
             wait_until(board.socket.exists)
@@ -414,7 +415,8 @@ def test_a_socket_that_another_server_has_stays(board: Board) -> None:
 def test_words_of_another_user_do_not_pass_for_the_server(board: Board) -> None:
     (board.groups / "serve").write_text("sleep 60; :\n")
     board.groups.chmod(0o755)
-    words = [board.root / "usr" / "bin" / "colibrictl", "serve", "m", "--socket", board.socket, "--log", "syslog"]
+    program = board.root / "usr" / "bin" / "colibrictl"
+    words: list[str | Path] = [program, "serve", "m", "--socket", board.socket, "--log", "syslog"]
     with subprocess.Popen(words, executable="/bin/sh", cwd=board.groups, user=1000) as other:
         try:
             assert board.do("start") == (0, STARTED)

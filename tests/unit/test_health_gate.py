@@ -567,8 +567,8 @@ def test_a_full_disk_is_named_with_the_file(place: Place, tmp_path: Path) -> Non
 
 
 def test_no_file_is_made_in_the_root_folder_of_a_sandbox(place: Place) -> None:
-    for words in (["health", place.model, "-o", "/test-health.json"], ["serve", place.model, "--socket", "/test.sock"]):
-        command: list[str | Path] = [place.command, *words]
+    for name, option, path in (("health", "-o", "/test-health.json"), ("serve", "--socket", "/test.sock")):
+        command: list[str | Path] = [place.command, name, place.model, option, path]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=60)
         assert done.returncode == USAGE
         assert "a file would be made in /" in done.stderr

@@ -329,7 +329,7 @@ def test_standard_input_and_output_that_do_not_block_are_waited_for(tiny: Path, 
     to_us, from_it = os.pipe()
     os.set_blocking(from_us, False)
     os.set_blocking(from_it, False)
-    command = [program(), "serve", tiny, "--lock", "off", "--threads", "1"]
+    command: list[str | Path] = [program(), "serve", tiny, "--lock", "off", "--threads", "1"]
     with subprocess.Popen(
         command, stdin=from_us, stdout=from_it, stderr=subprocess.PIPE, env=environment()
     ) as process, os.fdopen(to_us, "rb") as answers:  # fmt: skip
