@@ -267,8 +267,9 @@ static void look_after(struct ctl_clients *c, double seconds, bool room)
     }
     if ((c->polled[0].revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0 && c->listener >= 0) {
         /* accept4() would say that nobody is there, and poll() that it is ready, for ever */
-        c->exit_code = ctl_fail_message("serve", COLIBRI_ERR_IO, "somebody shut down the listening socket: no client can "
-                                        "come; start the server with a new one");
+        c->exit_code = ctl_fail_message("serve", COLIBRI_ERR_IO,
+                                        "somebody shut down the listening socket: no client can come; start the "
+                                        "server with a new one");
         stop(c);
     } else if (c->polled[0].revents != 0 && c->listener >= 0) {
         accept_clients(c);

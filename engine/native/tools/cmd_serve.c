@@ -215,7 +215,8 @@ static int guard_memory(const struct service *s)
         reason = "this kernel or sandbox does not lock memory";
     }
     if (reason != NULL && values->lock == COLIBRI_LOCK_REQUIRE) {
-        return ctl_fail_message(NAME, COLIBRI_ERR_LOCK, NOT_LOCKED, s->memory_bytes, (unsigned long long)before, reason);
+        return ctl_fail_message(NAME, COLIBRI_ERR_LOCK, NOT_LOCKED, s->memory_bytes, (unsigned long long)before,
+                                reason);
     }
     if (reason != NULL) {
         ctl_log(LOG_WARNING, NOT_LOCKED, s->memory_bytes, (unsigned long long)before, reason);

@@ -92,8 +92,8 @@ static int refuse_busy(const char *path)
 
 static int refuse_place(const char *path, const char *kind, const char *option)
 {
-    return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT, "there is something that is no %s: remove it or give another %s",
-                            kind, option);
+    return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT,
+                            "there is something that is no %s: remove it or give another %s", kind, option);
 }
 
 /* The lock file, for reading: enough to lock it, and nothing that takes over the server can write there. */
@@ -131,9 +131,11 @@ static int lock(const char *path)
     if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
         return 0;
     }
-    return errno == EWOULDBLOCK ? refuse_busy(path)
-                                : ctl_fail_message(name, COLIBRI_ERR_OPEN, "cannot lock it: %s; give a --socket in a folder "
-                                                   "of a local file system", strerror(errno));
+    return errno == EWOULDBLOCK
+               ? refuse_busy(path)
+               : ctl_fail_message(name, COLIBRI_ERR_OPEN,
+                                  "cannot lock it: %s; give a --socket in a folder of a local file system",
+                                  strerror(errno));
 }
 
 /* A server that died leaves its socket behind, and only that is replaced. */
@@ -318,7 +320,8 @@ static int check_pid_places(const char *path, const char *socket_path)
     }
     if (same) {
         return ctl_fail_message(path, COLIBRI_ERR_ARGUMENT,
-                                "that name is taken by the socket %s or what is made beside it: give another --pid-file",
+                                "that name is taken by the socket %s or what is made beside it: give another "
+                                "--pid-file",
                                 socket_path);
     }
     exit_code = check_pid_file(path, false);
