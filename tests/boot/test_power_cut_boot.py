@@ -45,7 +45,7 @@ LOG_BYTES = 1 << 30  # sparse
 TARGET = f"{DATA}/model.colibri"
 SHORT_ROUNDS, LONG_ROUNDS = 3, 50
 SHORT_INSTALLS, LONG_INSTALLS = 2, 9  # the first one fills an empty disk, the others replace
-SHORT_CUTS, LONG_CUTS = 1, 2  # disks between two flushes; nine installs have each kind of place nine times
+SHORT_CUTS, LONG_CUTS = 1, 6  # disks between two flushes
 SHORT_NEXT_INSTALLS = 4  # the short run installs over every fourth disk, the long one over each
 # ext4 counts on its superblock arriving whole: it is written in place, and behind half of it, with the wrong
 # checksum, no kernel mounts the file system.
