@@ -83,8 +83,8 @@ class Base:
     def logits(self, ids: Sequence[int]) -> Iterator[F32]:
         """The kept rows in order; asked for once each."""
         for _ in ids:
-            yield np.array(self._logits[self._next])
-            self._next += 1
+            self._next += 1  # before the row is given: the last of a window is asked for and not gone on from
+            yield np.array(self._logits[self._next - 1])
 
     def rewind(self) -> None:
         """Begin anew for another model."""
