@@ -3,9 +3,9 @@
 
 Perplexity is exp of the mean of -ln p(next token). Against another file of the same model (f32, say)
 the mean Kullback-Leibler divergence of every next-token distribution and the share of positions with
-the same best token are given too. Both models read the same tokens in step, so memory holds two
-rows of logits. The C engine computes; without the library the numpy reference does, with the same
-bits. Sums are float64.
+the same best token are given too. Both models read the same tokens in step: with the C engine memory
+holds two rows of logits, and three numbers a token. Without the library the numpy reference computes,
+with the same bits; it keeps the logits of a whole window of each model. Sums are float64.
 """
 
 from __future__ import annotations
@@ -236,7 +236,8 @@ def convert_base(source: Path, folder: Path, quiet: bool) -> Path:
     if source.suffix == ".toml":
         run_job(load_recipe(source, names, overrides={"*": "f32"}), target, quiet=quiet)
     else:
-        convert(source, target, Precision.from_names(names), quiet=quiet)
+        # Only the tokenizer of MODEL reads the text; that of the base may need options that nobody can give here.
+        convert(source, target, Precision.from_names(names), tokenizer=False, quiet=quiet)
     return target
 
 

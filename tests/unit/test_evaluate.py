@@ -15,6 +15,8 @@ from colibri.evaluate import Meter, log_probabilities, windows
 from colibri.job import run_job
 from colibri.recipe import load_recipe
 from synthetic import Shape, write_model
+from test_convert import checkpoint, mixtral_weights
+from test_tokenizer import TEMPLATE, huggingface
 
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "models" / "tiny.toml"
 TEXT = "the cat sat on 1200 hats, and that was the end of the hats and the cat. " * 3
@@ -99,6 +101,24 @@ def test_the_base_may_be_a_recipe(models: tuple[Path, Path, Path], capsys: pytes
         evaluate(capsys, small, "--text", text, "--against", base, "-n", 30) for base in (exact, RECIPE)
     )
     assert by_file == by_recipe
+
+
+@pytest.mark.parametrize("option", ["--drop-nfc", "--no-chat"])
+def test_the_base_may_be_the_checkpoint_of_a_model_with_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    weights = mixtral_weights()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = np.random.default_rng(len(name)).standard_normal((263, 48)).astype(np.float32)
+    source = checkpoint(tmp_path / "hf", weights, vocab_size=263)
+    words = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
+    huggingface(source, words, normalizer={"type": "NFC"} if option == "--drop-nfc" else None)
+    model, text = tmp_path / "m.colibri", tmp_path / "text.txt"
+    text.write_text(TEXT)
+    assert main(["convert", str(source), "-o", str(model), "-q", option]) == 0
+    capsys.readouterr()
+    options = ("--text", text, "--against", source, "-n", 8, "--engine", "reference")
+    assert evaluate(capsys, model, *options)["kl_divergence"] > 0
 
 
 @pytest.mark.usefixtures("native_library")
