@@ -51,8 +51,23 @@ _SAME_INPUT = {
 }
 # Embeddings and heads are left out: logits of every position would double the time.
 _MEASURED = frozenset({*_SAME_INPUT.values(), Role.O, Role.EXPERT_DOWN, Role.SHARED_DOWN, Role.FFN_DOWN})
-_POWERS = tuple(np.float32(2.0 ** (i / _STEPS)) for i in range(_STEPS))
-_BOUNDS = tuple(2.0 ** ((i + 0.5) / _STEPS) for i in range(_STEPS))
+# Correctly rounded and written out: pow of a fraction differs from one libm to the next.
+_POWERS = tuple(
+    np.float32(float.fromhex(text))
+    for text in (
+        "0x1.000000p+0", "0x1.172b84p+0", "0x1.306fe0p+0", "0x1.4bfdaep+0",
+        "0x1.6a09e6p+0", "0x1.8ace54p+0", "0x1.ae89fap+0", "0x1.d5818ep+0",
+    )
+)  # fmt: skip
+"""2 to the power i/8 in f32: the values of codes."""
+_BOUNDS = tuple(
+    float.fromhex(text)
+    for text in (
+        "0x1.0b5586cf9890fp+0", "0x1.2387a6e756238p+0", "0x1.3dea64c123422p+0", "0x1.5ab07dd485429p+0",
+        "0x1.7a11473eb0187p+0", "0x1.9c49182a3f090p+0", "0x1.c199bdd85529cp+0", "0x1.ea4afa2a490dap+0",
+    )
+)  # fmt: skip
+"""2 to the power (i + 1/2)/8 in f64: where one code ends and the next begins."""
 
 Key = tuple[Role, int | None, int | None]
 """Role, layer, expert; the expert is None for a list of a layer."""
