@@ -106,10 +106,12 @@ def _convert(args: argparse.Namespace) -> int:
     from colibri.convert import checkpoint_job
     from colibri.files import refuse_output, write_file
     from colibri.job import Precision, run_job
-    from colibri.recipe import change_job, load_recipe
+    from colibri.recipe import change_job, load_recipe, recipe_files
 
     given = (args.source, args.recipe, args.recipe_source, args.importance, args.prune_by)
     sources = [Path(path) for path in given if path is not None]
+    if args.recipe is not None:
+        sources += recipe_files(args.recipe, args.recipe_source)
     sources += [path for folder in sources if folder.is_dir() for path in folder.iterdir()]
     refuse_output(args.output, sources)
     if args.report is not None:
@@ -126,6 +128,7 @@ def _convert(args: argparse.Namespace) -> int:
         pattern, equals, dtype = text.rpartition("=")
         if not equals or not pattern:
             raise ColibriError(Code.ARGUMENT, f"--override {text!r}; write NAME=DTYPE, e.g. 'layer 0 *=int8'")
+        overrides.pop(pattern, None)  # a pattern that is given again stands where it is given last
         overrides[pattern] = dtype
     if args.prune_by is not None and args.expert_prune_ratio is None:
         raise ColibriError(Code.ARGUMENT, "--prune-by belongs to --expert-prune-ratio")

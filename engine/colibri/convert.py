@@ -44,7 +44,7 @@ from colibri.torch_reader import TorchFiles
 from colibri.writer import Slot
 
 # What the tokenizer's reader may open beside the weights.
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
@@ -143,11 +143,17 @@ def tokenizer_section(load: Callable[[], TokenizerSpec], records: Records) -> by
 # --------------------------------------------------------------------------- Hugging Face
 
 
+def container(directory: Path) -> type[TensorFiles] | None:
+    """Which weights of a folder are read: safetensors, else a pickled state_dict."""
+    kinds: tuple[type[TensorFiles], ...] = (Safetensors, TorchFiles)
+    return next((kind for kind in kinds if kind.present(directory)), None)
+
+
 def open_checkpoint(directory: Path) -> TensorFiles:
-    """The weights of a folder: safetensors, else a pickled state_dict."""
-    for kind in (Safetensors, TorchFiles):
-        if kind.present(directory):
-            return kind(directory)
+    """The weights of a folder."""
+    kind = container(directory)
+    if kind is not None:
+        return kind(directory)
     raise ColibriError(
         Code.OPEN,
         f"{directory} has neither model.safetensors nor pytorch_model.bin, nor an index of one; "
@@ -185,12 +191,12 @@ def huggingface_job(
                 Code.TOKENIZER,
                 f"{directory} has no tokenizer.json; add it, or give --no-tokenizer for a model that takes ids only",
             )
-        for name in _TOKENIZER_FILES:
+        for name in TOKENIZER_FILES:
             inside(directory, name)
         section = tokenizer_section(
             lambda: TokenizerSpec.from_huggingface(directory, chat=chat, drop_nfc=drop_nfc), records
         )
-        read += _TOKENIZER_FILES
+        read += TOKENIZER_FILES
     terms, more = license_of(directory)
     origin: dict[str, Any] = {
         "kind": "huggingface",

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from colibri._spec import Code, DType
-from colibri.checkpoint import read_exactly
-from colibri.convert import checkpoint_job, limit_context, tokenizer_section
+from colibri.checkpoint import read_exactly, shard_names
+from colibri.convert import TOKENIZER_FILES, checkpoint_job, container, limit_context, tokenizer_section
 from colibri.errors import ColibriError, printable, shown
 from colibri.files import create_temporary, inside, load_json, refuse_output, sync_folder
 from colibri.job import Job, Precision, encoded, part_count, run_job
@@ -175,14 +175,15 @@ def pack(
     """Write the `.colibri` file of quantised weights; its root."""
     if config.name != "config.json":
         raise ColibriError(Code.ARGUMENT, f"--config {config}: must be the config.json of the checkpoint")
-    refuse_output(output, (weights, config))
     folder = config.parent
+    refuse_output(output, (weights, config, *(folder / name for name in TOKENIZER_FILES)))
     with QuantizedFile(weights) as source:
         _check_config(source.records, config)
         limit_context(source.records, context_tokens)
         section = None
         if (folder / "tokenizer.json").is_file():
-            inside(folder, "tokenizer.json")
+            for name in TOKENIZER_FILES:
+                inside(folder, name)
             section = tokenizer_section(
                 lambda: TokenizerSpec.from_huggingface(folder, chat=chat, drop_nfc=drop_nfc), source.records
             )
@@ -218,6 +219,20 @@ def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-j", "--jobs", type=int, default=0, metavar="N", help="threads (0: processors, at most 4)")
 
 
+def _refuse_unread(path: Path) -> None:
+    """Refuse a named file of a checkpoint beside another one that a conversion would read in its place."""
+    folder, kind = path.parent, container(path.parent)
+    if kind is None:
+        return
+    names, index = shard_names(folder, kind.single)
+    first = kind.single if index is None else f"{kind.single}.index.json"
+    if path.name not in (first, *names):
+        raise ColibriError(
+            Code.ARGUMENT,
+            f"{path} would not be read: {folder / first} comes first; give that one, or move it out of the folder",
+        )
+
+
 def _source(path: Path) -> Path:
     """The folder of a checkpoint's file, or the path itself."""
     names = ("pytorch_model.bin", "model.safetensors", "pytorch_model.bin.index.json", "model.safetensors.index.json")
@@ -226,8 +241,14 @@ def _source(path: Path) -> Path:
             raise ColibriError(
                 Code.ARGUMENT, f"{path}: give a checkpoint folder, or its file of the name {' or '.join(names[:2])}"
             )
+        _refuse_unread(path)
         return path.parent
     return path
+
+
+def _print_notes(job: Job) -> None:
+    for line in job.notes:
+        print(f"note: {printable(line)}", file=sys.stderr)
 
 
 def quantize_command(args: argparse.Namespace) -> int:
@@ -238,9 +259,11 @@ def quantize_command(args: argparse.Namespace) -> int:
     if args.quant_scale_factor is not None:
         names["quant_scale_factor"] = args.quant_scale_factor
     source = _source(args.input)
-    refuse_output(args.output, [*(source.iterdir() if source.is_dir() else (source,))])
+    options = [path for path in (args.importance, args.prune_by) if path is not None]
+    refuse_output(args.output, [*(source.iterdir() if source.is_dir() else (source,)), *options])
     job = checkpoint_job(source, Precision.from_names(names), tokenizer=False)
-    for line in (*job.notes, *change_job(job, args.importance, args.expert_prune_ratio, args.prune_by)):
+    _print_notes(job)
+    for line in change_job(job, args.importance, args.expert_prune_ratio, args.prune_by):
         print(printable(line), file=sys.stderr)
     write_quantized(job, args.output, args.jobs)
     print(args.output)
@@ -289,6 +312,7 @@ def pack_command(args: argparse.Namespace) -> int:
         tokenizer = (source / "tokenizer.json").is_file()
         precision = Precision.from_names(names)
         job = checkpoint_job(source, precision, args.context, tokenizer, not args.no_chat, args.drop_nfc)
+        _print_notes(job)
         root = run_job(job, args.output, quiet=True).root
     print(f"root {root}", file=sys.stderr)
     print(args.output)

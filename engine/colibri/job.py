@@ -23,11 +23,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from colibri._spec import Code, DType, Role, Scope
-from colibri.errors import ColibriError
+from colibri._spec import Code, DType, Layout, Role, Scope
+from colibri.errors import ColibriError, shown
+from colibri.format import tensor_groups
 from colibri.layout import F32
 from colibri.quantize import INT4_METHODS, ErrorStats, encode, part_rows
-from colibri.records import Records
+from colibri.records import Records, required_tensors
 from colibri.writer import ModelWriter, Slot
 
 DTYPE_NAMES = {name.lower(): DType[name] for name in ("INT4", "INT8", "F16", "BF16", "F32")}
@@ -138,6 +139,23 @@ class Job:
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # for whoever converts: what was ignored
     importance: Callable[[Slot], F32 | None] = lambda slot: None  # (columns): what errors in a column count
+    kept: dict[int, list[int]] = field(default_factory=dict)  # layer -> ids of the experts that pruning left
+
+    def __post_init__(self) -> None:
+        """Refuse an override that no matrix of the model heeds."""
+        names = [
+            tensor_label(layer, role)
+            for scope, layer in tensor_groups(self.records)
+            for role, shape in required_tensors(self.records, scope, layer).items()
+            if shape.layout != Layout.ROWS  # vectors have no dtype to choose
+        ]
+        for pattern, _ in self.precision.overrides:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ColibriError(
+                    Code.ARGUMENT,
+                    f"override {shown(repr(pattern))} matches no matrix of the model; give a name of "
+                    f"`colibri inspect --tensors`, e.g. {names[-1]!r} (norms and biases are always f32)",
+                )
 
 
 @dataclass

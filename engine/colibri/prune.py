@@ -10,7 +10,7 @@ sum of squares of an expert's weights. Of equal experts the one of the higher id
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -106,6 +106,20 @@ def selected_rows(rows: RowSource, kept: dict[int, list[int]]) -> RowSource:
     return chosen
 
 
+def selected_importance(
+    importance: Callable[[Slot], F32 | None], kept: dict[int, list[int]]
+) -> Callable[[Slot], F32 | None]:
+    """The importance of the experts that stay: a file has it by the ids of the whole model."""
+
+    def chosen(slot: Slot) -> F32 | None:
+        ids = kept.get(-1 if slot.tensor.layer is None else slot.tensor.layer)
+        if ids is None or slot.expert is None:
+            return importance(slot)
+        return importance(replace(slot, expert=ids[slot.expert]))
+
+    return chosen
+
+
 def prune(job: Job, ratio: Fraction, profile: Profile | None = None) -> list[str]:
     """Leave experts out of a job; the lines that say what was done."""
     if "pruned" in job.provenance:
@@ -126,6 +140,8 @@ def prune(job: Job, ratio: Fraction, profile: Profile | None = None) -> list[str
         moe.experts -= removed[index]
     job.records = parse_records(encode_records(job.records))
     job.rows = selected_rows(job.rows, kept)
+    job.importance = selected_importance(job.importance, kept)
+    job.kept = kept
     ranked = "calibration counts" if profile is not None else "sum of squares of the weights"
     job.provenance["pruned"] = {"ratio": float(ratio), "ranked_by": ranked, "kept": [kept[i] for i in sorted(kept)]}
     lines = [f"pruning: every layer loses floor({float(ratio):g} x experts), ranked by {ranked}"]

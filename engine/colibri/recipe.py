@@ -44,6 +44,14 @@ from colibri.records import required_tensors
 from colibri.tokenizer import Merge, TokenizerSpec
 from colibri.writer import Slot
 
+# What a recipe may hold at its top, and in its [source].
+_KEYS = ("kind", "dtypes", "overrides", "importance", "expert_prune_ratio", "prune_by", "model")
+_KINDS: dict[str, tuple[str, ...]] = {
+    "random": (*_KEYS, "name", "seed", "license", "weights", "tokenizer"),
+    "upcycled": (*_KEYS, "name", "seed", "license", "source"),
+    "checkpoint": (*_KEYS, "source"),
+}
+_SOURCE_KEYS = {"upcycled": ("file", "package", "sha256"), "checkpoint": ("path",)}
 _EXPERT_SOURCE = {"expert_gate": "ffn_gate", "expert_up": "ffn_up", "expert_down": "ffn_down"}
 _RANDOM_FIELDS = {
     "hidden": int,
@@ -170,20 +178,24 @@ def random_job(path: Path, recipe: dict[str, Any], precision: Precision) -> Job:
 # --------------------------------------------------------------------------- upcycled
 
 
+def _package_file(package: str, name: str) -> Path | None:
+    """A data file of an installed Python package."""
+    spec = importlib.util.find_spec(package) if package else None
+    folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    return next((Path(folder) / name for folder in folders if (Path(folder) / name).is_file()), None)
+
+
 def find_source(path: Path, table: dict[str, Any], override: Path | None) -> Path:
     """The checkpoint of a recipe: `override`, or a data file of an installed Python package."""
     name, package, digest = (table.get(key, "") for key in ("file", "package", "sha256"))
     if override is None:
-        spec = importlib.util.find_spec(package) if package else None
-        folders = list(spec.submodule_search_locations or []) if spec is not None else []
-        found = [Path(folder) / name for folder in folders if (Path(folder) / name).is_file()]
-        if not found:
+        override = _package_file(package, name)
+        if override is None:
             raise ColibriError(
                 Code.OPEN,
                 f"{path}: the source {name} of the Python package {package} is not there; "
                 f"pip install {package.replace('_', '-')}, or give the file with --recipe-source",
             )
-        override = found[0]
     elif not override.is_file():
         raise ColibriError(Code.OPEN, f"{override}: no such file")
     if digest and digest_of(override) != digest:
@@ -265,6 +277,43 @@ def _license(path: Path, recipe: dict[str, Any]) -> dict[str, str]:
     return table
 
 
+def _parse(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """The bytes and the tables of a recipe; a key that its kind does not read is refused."""
+    try:
+        raw = path.read_bytes()
+        recipe = tomllib.loads(raw.decode("utf-8"))
+    except OSError as error:
+        raise ColibriError(Code.OPEN, f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise _error(path, f"not TOML: {error}") from error
+    kind = recipe.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise _error(path, f"kind is {kind!r}, known: {', '.join(_KINDS)}")
+    for key in recipe:
+        if key not in _KINDS[kind]:
+            raise _error(path, f"{key} is unknown in a recipe of kind {kind!r}; known: {', '.join(_KINDS[kind])}")
+    for key in _table(path, recipe, "source"):
+        if key not in _SOURCE_KEYS[kind]:
+            raise _error(path, f"source.{key} is unknown, known: {', '.join(_SOURCE_KEYS[kind])}")
+    if "prune_by" in recipe and "expert_prune_ratio" not in recipe:
+        raise _error(path, "prune_by belongs to expert_prune_ratio; give both or neither")
+    return raw, recipe
+
+
+def recipe_files(path: Path, source: Path | None = None) -> list[Path]:
+    """Files and folders that a recipe names, for an output that must be none of them."""
+    _, recipe = _parse(path)
+    table = _table(path, recipe, "source")
+    names = [recipe.get("importance"), recipe.get("prune_by"), _table(path, recipe, "license").get("file")]
+    if source is None:
+        names.append(table.get("path"))
+        package, file = table.get("package"), table.get("file")
+        if isinstance(package, str) and isinstance(file, str):
+            source = _package_file(package, file)
+    found = [path.parent / name for name in names if isinstance(name, str) and name]
+    return [path, *found, *([] if source is None else [source])]
+
+
 def load_recipe(
     path: str | os.PathLike[str],
     dtypes: dict[str, Any] | None = None,
@@ -273,26 +322,20 @@ def load_recipe(
 ) -> Job:
     """The job of a recipe file; `dtypes` and `overrides` replace entries of its tables, and add to them."""
     where = Path(path)
-    try:
-        raw = where.read_bytes()
-        recipe = tomllib.loads(raw.decode("utf-8"))
-    except OSError as error:
-        raise ColibriError(Code.OPEN, f"{where}: {error.strerror}") from error
-    except ValueError as error:
-        raise _error(where, f"not TOML: {error}") from error
+    raw, recipe = _parse(where)
+    more = overrides or {}
+    own = {pattern: name for pattern, name in _table(where, recipe, "overrides").items() if pattern not in more}
     precision = Precision.from_names(
         {**_table(where, recipe, "dtypes"), **(dtypes or {})},
-        {**_table(where, recipe, "overrides"), **(overrides or {})},
+        {**own, **more},  # a pattern of both stands where it is given last: the last that matches counts
     )
-    kind = recipe.get("kind")
+    kind = recipe["kind"]
     if kind == "random":
         job = random_job(where, recipe, precision)
     elif kind == "upcycled":
         job = upcycled_job(where, recipe, precision, source)
-    elif kind == "checkpoint":
-        job = _checkpoint_job(where, recipe, precision, source)
     else:
-        raise _error(where, f"kind is {kind!r}, known: random, upcycled, checkpoint")
+        job = _checkpoint_job(where, recipe, precision, source)
     job.provenance["recipe"] = {"file": where.name, "sha256": hashlib.sha256(raw).hexdigest()}
     files = {key: _text(where, recipe, key) for key in ("importance", "prune_by")}
     importance, profile = (None if name is None else where.parent / name for name in files.values())
@@ -314,9 +357,10 @@ def change_job(
     """Give a job the importance of a file, leave experts out of it; the lines that say what was pruned."""
     if importance is not None:
         from colibri.importance import load_importance
+        from colibri.prune import selected_importance
 
         found, digest = load_importance(importance)
-        job.importance = found.of
+        job.importance = selected_importance(found.of, job.kept)
         job.provenance["importance"] = {"sha256": digest, "tokens": found.tokens, "text_sha256": found.text_sha256}
     if prune_ratio is None:
         return []

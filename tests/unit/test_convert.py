@@ -1006,6 +1006,8 @@ def recipe(folder: Path, old: str = "", new: str = "", name: str = "tiny") -> Pa
         ('"_ t", ', '"x th", ', "merge 'x th' uses a token that no earlier merge made"),
         ('end = "<|end|>"', 'end = "<|fin|>"', "tokenizer table"),
         ("[model]", "[model", "not TOML"),
+        ("[dtypes]", "[dtype]", "dtype is unknown in a recipe of kind 'random'; known: kind, "),
+        ('name = "tiny"', 'prune_by = "x"', "prune_by belongs to expert_prune_ratio"),
         ("vocabulary = 331", "vocabulary = 300", "the tokenizer has 321 tokens, the model's vocabulary 300"),
     ],
 )
@@ -1037,6 +1039,8 @@ def test_a_recipe_gives_a_checkpoint_its_dtypes(tmp_path: Path) -> None:
     [
         ("", "source.path names no checkpoint"),
         ('source.path = "none"', "none: no such file or directory"),
+        ('source.path = "hf"\nseed = 3', "seed is unknown in a recipe of kind 'checkpoint'"),
+        ('source.file = "hf"', "source.file is unknown, known: path"),
         ('source.path = "hf"\nmodel.layers = 3', "model.layers is unknown"),
         ('source.path = "hf"\nmodel.tokenizer = false\nimportance = 3', "importance is 3, must be a text"),
         ('source.path = "hf"\nmodel.tokenizer = false\nexpert_prune_ratio = "0.7"', "leaves 1 of 3 experts"),
@@ -1049,6 +1053,37 @@ def test_checkpoint_recipes_with_mistakes_are_refused(tmp_path: Path, text: str,
     with pytest.raises(ColibriError) as caught:
         load_recipe(path)
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "hf/model.safetensors", "importance.json", "profile.colibri"])
+def test_an_output_that_a_recipe_reads_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    checkpoint(tmp_path / "hf")
+    for other in ("importance.json", "profile.colibri"):
+        (tmp_path / other).write_text("kept")
+    (tmp_path / "recipe.toml").write_text(
+        'kind = "checkpoint"\nsource.path = "hf"\nmodel.tokenizer = false\nimportance = "importance.json"\n'
+        'prune_by = "profile.colibri"\nexpert_prune_ratio = "1/3"\n'
+    )
+    before = (tmp_path / name).read_bytes()
+    assert main(["convert", str(tmp_path / "recipe.toml"), "-o", str(tmp_path / name), "-q"]) == 2
+    assert "a file that is read" in capsys.readouterr().err
+    assert (tmp_path / name).read_bytes() == before
+
+
+def test_an_output_that_is_the_licence_or_source_of_a_recipe_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    license_file, source = tmp_path / "LICENSE", dense_gguf(tmp_path / "dense.gguf")
+    license_file.write_text("kept")
+    path = upcycled(tmp_path)
+    path.write_text(path.read_text() + '[license]\nid = "x"\nfile = "LICENSE"\n')
+    for output in (license_file, source):
+        words = ["convert", str(path), "--recipe-source", str(source), "-o", str(output), "-q"]
+        assert main(words) == 2
+        assert "a file that is read" in capsys.readouterr().err
+    assert license_file.read_text() == "kept"
 
 
 def test_a_merge_that_makes_a_token_twice_is_refused() -> None:

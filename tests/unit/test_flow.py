@@ -238,3 +238,68 @@ def test_a_tokenizer_beside_the_configuration_is_packed(
         assert a.tokenizer_bytes() == b.tokenizer_bytes() is not None
         assert b.provenance()["options"]["drop_nfc"] is True
         assert a.provenance()["packed"].keys() == {"config.json", "tokenizer.json"}
+
+
+def with_tokenizer(folder: Path, **options: Any) -> Path:
+    """A checkpoint with a tokenizer of its own."""
+    weights = mixtral_weights()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = np.ones((263, 48), np.float32)
+    source = checkpoint(folder, weights, vocab_size=263)
+    huggingface(source, **options)
+    return source
+
+
+def test_packing_never_replaces_a_file_that_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = with_tokenizer(tmp_path / "hf")
+    assert quantize(source, tmp_path / "q") == 0
+    read = {path: path.read_bytes() for path in (tmp_path / "q", *source.glob("*.json"))}
+    assert source / "tokenizer.json" in read
+    for path in read:
+        assert pack(tmp_path / "q", source, path) == 2
+        assert f"is {path}, a file that is read" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in read} == read
+
+
+@pytest.mark.parametrize("option", ["--importance", "--prune-by"])
+def test_quantising_never_replaces_a_file_that_an_option_names(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    path = tmp_path / "named"
+    path.write_text("kept")
+    assert quantize(source, path, option, str(path), "--expert-prune-ratio", "1/3") == 2
+    assert "a file that is read" in capsys.readouterr().err
+    assert path.read_text() == "kept"
+
+
+@pytest.mark.parametrize("named", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_a_named_file_that_would_not_be_read_is_refused(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    (source / named).write_bytes(b"{}")
+    said = f"{source / named} would not be read: {source / 'model.safetensors'} comes first"
+    assert quantize(source / named, tmp_path / "q") == 2
+    assert said in capsys.readouterr().err
+    assert pack(source / named, source, tmp_path / "m.colibri") == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "q").exists()
+    assert quantize(source, tmp_path / "q") == 0  # of a folder no file was named
+
+
+def test_an_index_comes_before_the_file_beside_it(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = source / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(mixtral_weights(), "shard.safetensors")}))
+    assert quantize(source / "model.safetensors", tmp_path / "q") == 2
+    assert f"{index} comes first" in capsys.readouterr().err
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(mixtral_weights(), "model.safetensors")}))
+    assert quantize(source / "model.safetensors", tmp_path / "q") == 0
+
+
+def test_packing_a_checkpoint_says_what_was_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint(tmp_path / "hf", router_jitter=0.1)
+    assert pack(source / "model.safetensors", source, tmp_path / "m.colibri") == 0
+    assert "note: config.json: router_jitter 0.1 is for training; ignored" in capsys.readouterr().err

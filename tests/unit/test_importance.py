@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,13 @@ from colibri._spec import Code, DType, Role, Scope
 from colibri.cli import main
 from colibri.errors import ColibriError
 from colibri.format import open_model
-from colibri.importance import decode_list, encode_list, load_importance
+from colibri.importance import (
+    _BOUNDS,
+    _POWERS,
+    decode_list,
+    encode_list,
+    load_importance,
+)
 from colibri.job import Precision, run_job
 from colibri.layout import F32
 from colibri.noise import normal
@@ -79,6 +87,18 @@ def test_a_list_of_zeros_says_nothing() -> None:
 def test_a_zero_in_a_list_stays_above_zero() -> None:
     decoded = decode_list(encode_list(np.array([0.0, 1.0, 1e-30])))
     assert 0 < decoded[0] <= decoded[2] < 1e-4
+
+
+def rounded(power: Fraction, bits: int) -> float:
+    """2 to a power from 0 to 1, correctly rounded to a significand of `bits` bits, without libm."""
+    with localcontext(prec=60):
+        exact = Decimal(2) ** (Decimal(power.numerator) / Decimal(power.denominator))
+    return float(Fraction(round(Fraction(exact) * 2 ** (bits - 1)), 2 ** (bits - 1)))
+
+
+def test_steps_and_bounds_of_a_list_are_correctly_rounded() -> None:
+    assert [float(power) for power in _POWERS] == [rounded(Fraction(i, 8), 24) for i in range(8)]
+    assert list(_BOUNDS) == [rounded(Fraction(2 * i + 1, 16), 53) for i in range(8)]
 
 
 # ---- the command ----------------------------------------------------------------------------
@@ -191,6 +211,26 @@ def test_overrides_name_single_tensors(tmp_path: Path) -> None:
         said = model.provenance()["dtypes"]
     assert said["quant_scale_factor"] == 0.95
     assert said["overrides"] == {"layer 1 expert_*": "int8", "global *": "f16", "layer 1 expert_up": "bf16"}
+
+
+def test_a_pattern_that_is_given_again_counts_where_it_is_given_last(tmp_path: Path) -> None:
+    path, recipe = tmp_path / "m.colibri", tmp_path / "tiny.toml"
+    again = ["--override", "layer 1 *=int8", "--override", "layer 1 expert_up=f16", "--override", "layer 1 *=bf16"]
+    assert main(["convert", str(RECIPE), "-o", str(path), "-q", *again]) == 0
+    assert dtypes(path)["layer 1 expert_up"] == DType.BF16
+    recipe.write_text(RECIPE.read_text() + '\n[overrides]\n"layer 1 *" = "int8"\n"layer 1 expert_up" = "f16"\n')
+    assert main(["convert", str(recipe), "-o", str(path), "-q", "--override", "layer 1 *=bf16"]) == 0
+    assert dtypes(path)["layer 1 expert_up"] == DType.BF16
+
+
+@pytest.mark.parametrize("pattern", ["layer 9 *", "expert_down", "* pre_ffn_norm", "global final_norm"])
+def test_a_pattern_that_changes_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pattern: str
+) -> None:
+    path = tmp_path / "m.colibri"
+    assert main(["convert", str(RECIPE), "-o", str(path), "-q", "--override", f"{pattern}=int8"]) == 2
+    assert f"override {pattern!r} matches no matrix of the model" in capsys.readouterr().err
+    assert not path.exists()
 
 
 @pytest.mark.usefixtures("native_library")

@@ -156,3 +156,34 @@ def test_a_profile_of_another_model_is_refused(
     assert main(["calibrate", str(part), *options]) == 0
     assert prune(tmp_path / "m.colibri", "--expert-prune-ratio", "0.2", "--prune-by", str(calibrated)) == 2
     assert "has 4 experts in layer 0, the model 5" in capsys.readouterr().err
+
+
+def importance_of_each_expert(path: Path) -> None:
+    """A file in which the lists of no two experts are alike."""
+    from colibri.importance import Importance
+
+    lists: dict[tuple[Role, int | None, int | None], bytes] = {}
+    for layer in range(3):
+        for expert in range(5):
+            codes = np.random.default_rng(10 * layer + expert).integers(90, 160, 104)
+            lists[(Role.EXPERT_DOWN, layer, expert)] = bytes(codes.astype(np.uint8))
+    path.write_bytes(Importance(1, "00", "00", lists).document())
+
+
+@pytest.mark.parametrize("ratio_in", ["option", "recipe"])
+def test_an_expert_that_stays_keeps_its_importance(tmp_path: Path, ratio_in: str) -> None:
+    importance, whole, part = (tmp_path / name for name in ("importance.json", "whole.colibri", "part.colibri"))
+    importance_of_each_expert(importance)
+    options = ["--importance", str(importance), "-q"]
+    assert main(["convert", str(RECIPE), "-o", str(whole), *options]) == 0
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text(('expert_prune_ratio = "0.4"\n' if ratio_in == "recipe" else "") + RECIPE.read_text())
+    ratio = ["--expert-prune-ratio", "0.4"] if ratio_in == "option" else []
+    assert main(["convert", str(recipe), "-o", str(part), *options, *ratio]) == 0
+    with open_model(whole) as a, open_model(part) as b:
+        for layer in range(3):
+            down, other = (file.tensor(Role.EXPERT_DOWN, layer, Scope.EXPERT) for file in (a, b))
+            assert down is not None
+            assert other is not None
+            for expert, original in enumerate(kept_ids(a, b, layer)):
+                assert b.tensor_bytes(other, expert) == a.tensor_bytes(down, original)
