@@ -51,7 +51,9 @@ batch; and every planted fault of the records (frequencies, eps, scales, norms, 
 scores) gives an error above 1e-4.
 
 A dense model as one expert: SmolLM2-135M-Instruct in f16 gives the greedy text of `transformers`' Llama in float32,
-token for token, for 10 prompts of 64 tokens each; no logit differs by more than 2e-4 (`make eval`).
+token for token, for 10 prompts of 64 tokens each; no logit differs by more than 2e-4 (`make eval`). The test
+allows 5e-4, and takes two logits of `transformers` within 1e-3 for a tie, of which either may be chosen; it names
+each such choice.
 
 | family | configuration | f32 | int8 | int4 | same experts int8 / int4 | same best token int8 / int4 |
 |---|---|---:|---:|---:|---:|---:|

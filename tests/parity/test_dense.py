@@ -3,7 +3,8 @@
 
 A router of one expert gives the weight 1, so nothing of the mixture is left and the answer must be
 that of the dense model, token for token, over 64 tokens of each prompt. Both use the same f16
-weights; where ids differ the gap of the two logits must be that of a tie. The suite takes the first
+weights. No logit may differ by more than LIMIT, so two that `transformers` sees at most twice as far
+apart are a tie: either may be chosen, and each such choice is noted. The suite takes the first
 3 prompts, `make eval` all 10 (COLIBRI_PROMPTS).
 """
 
@@ -41,7 +42,8 @@ PROMPTS = (
 )
 WANTED = int(os.environ.get("COLIBRI_PROMPTS", "3"))
 TOKENS = 64
-TIE = 1e-3  # the float error of a logit is near 1e-4
+LIMIT = 5e-4  # of a logit; the largest that was measured is 2e-4
+TIE = 2 * LIMIT  # one logit may be so much too high, the other so much too low
 
 
 @pytest.fixture(scope="module")
@@ -139,4 +141,4 @@ def test_greedy_text_of_the_dense_model_is_that_of_transformers(dense: Path, not
             assert gaps.max() <= TIE
     done = len(PROMPTS[:WANTED])
     note(f"dense SmolLM2 in f16: {done} prompts x {TOKENS} tokens, largest difference of a logit {largest:.1e}")
-    assert largest < 1e-2
+    assert largest <= LIMIT
