@@ -5,14 +5,15 @@
     … recipes.py --only default     one row again
 
 The text is prose that every Python carries: the help topics of `pydoc`. Every second topic is for
-measuring importance (build/eval/importance.json, kept), the others are read by the models. The
-logits of the f32 model are kept in build/eval too. A Python of another version has other topics:
-the table names the hash of the text.
+measuring importance, the others are read by the models. Importance, the f32 model, its logits and the
+results are kept in build/eval with the hash of what they come from: recipe, text, and the sources of the
+converter and of the reference, whose bits the C engine has.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import sys
@@ -30,6 +31,10 @@ from colibri.operators import F32
 from colibri.recipe import change_job, load_recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
+
+from models import imports, key  # noqa: E402
+
 RECIPE = REPOSITORY / "configs" / "models" / "smollm2-moe.toml"
 FOLDER = REPOSITORY / "build" / "eval"
 TOKENS = 1024
@@ -40,12 +45,12 @@ WINDOW = 512
 ROWS: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = {
     "int8": ({"experts": "int8"}, {}, {}),
     "int4 experts, int8 trunk (default)": ({}, {}, {}),
-    "the same, with importance": ({}, {}, {"importance": FOLDER / "importance.json"}),
+    "the same, with importance": ({}, {}, {"importance": True}),
     "the same, signed absmax": ({"int4_method": "absmax"}, {}, {}),
     "the same, scale factor 0.95": ({"quant_scale_factor": 0.95}, {}, {}),
     "down matrices int8": ({}, {"* expert_down": "int8"}, {}),
     "down matrices int8, with importance": (
-        {}, {"* expert_down": "int8"}, {"importance": FOLDER / "importance.json"},
+        {}, {"* expert_down": "int8"}, {"importance": True},
     ),
     "int4 everywhere": ({"trunk": "int4"}, {}, {}),
     "a quarter of the experts pruned": ({}, {}, {"prune_ratio": "0.25"}),
@@ -66,10 +71,11 @@ class Base:
         predictor = Predictor(model, "library", 0, WINDOW, "f32")
         self.parts = windows(tokens_of(predictor, text(0), TOKENS), WINDOW, TOKENS)
         positions = sum(len(part) - 1 for part in self.parts)
-        key = hashlib.sha256(model.read_bytes()[:4096] + text(0)).hexdigest()[:16]
-        path = FOLDER / f"base-{key}.npy"
+        path = FOLDER / f"base-{sources('recipe', 'evaluate', 'reference')}.npy"
         if not path.exists():
             print("eval: logits of the f32 model", file=sys.stderr, flush=True)
+            for old in FOLDER.glob("base-*.npy"):  # 200 MB each
+                old.unlink()
             partial = path.with_suffix(".tmp")
             rows = [row for part in self.parts for row in predictor.logits(part[:-1])]
             with partial.open("wb") as file:
@@ -91,26 +97,45 @@ class Base:
         self._next = 0
 
 
+def sources(*modules: str) -> str:
+    """A short name for the recipe, the texts and the sources of the package's modules."""
+    names: set[str] = set()
+    for module in modules:
+        imports(module, names)
+    parts = (RECIPE.read_text(), text(0).decode(), text(1).decode(), f"{TOKENS} {IMPORTANCE_TOKENS} {WINDOW}")
+    return key(names, *parts)
+
+
+def importance_file() -> Path:
+    """Where the importance is kept."""
+    return FOLDER / f"importance-{sources('recipe', 'importance')}.json"
+
+
 def convert(name: str, target: Path) -> Path:
     """A row's model."""
-    dtypes, overrides, changes = ROWS[name]
+    dtypes, overrides, more = ROWS[name]
+    changes = dict(more)
     job = load_recipe(RECIPE, dtypes, overrides=overrides)
+    if changes.pop("importance", False):
+        changes["importance"] = importance_file()
     change_job(job, **changes)
     run_job(job, target, quiet=True)
     return target
 
 
 def base_model() -> Path:
-    """The f32 model, made once."""
-    path = FOLDER / "f32.colibri"
+    """The f32 model, made once of the same sources."""
+    path = FOLDER / f"f32-{sources('recipe')}.colibri"
     if not path.exists():
+        for old in FOLDER.glob("f32*.colibri"):  # 2.8 GB each
+            old.unlink()
         run_job(load_recipe(RECIPE, overrides={"*": "f32"}), path, quiet=True)
     return path
 
 
 def importance() -> None:
     """The importance of every second topic, measured once, with an int8 model."""
-    path = FOLDER / "importance.json"
+    path = importance_file()
     if path.exists():
         load_importance(path)
         return
@@ -141,11 +166,12 @@ def main() -> int:
     arguments = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     file = FOLDER / "results.json"
+    made_of = sources("recipe", "importance", "evaluate", "reference")
     digest = hashlib.sha256(text(0)).hexdigest()
-    results: dict[str, Any] = {"text_sha256": digest, "tokens": TOKENS, "rows": {}}
-    if file.exists():
+    results: dict[str, Any] = {"made_of": made_of, "text_sha256": digest, "tokens": TOKENS, "rows": {}}
+    with contextlib.suppress(FileNotFoundError, KeyError):
         kept = json.loads(file.read_text())
-        results = kept if (kept["text_sha256"], kept["tokens"]) == (digest, TOKENS) else results
+        results = kept if kept["made_of"] == made_of else results
     base = Base(base_model())
     for name in arguments.only or [name for name in ROWS if name not in results["rows"]]:
         if "importance" in ROWS[name][2]:

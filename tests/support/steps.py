@@ -144,7 +144,7 @@ def lint() -> list[Step]:
         "tests/boot": "configs/kernel:tests:tests/support",
         "tests/fuzz": "tests/unit",
         "tests/firmware": "configs/kernel:tests/boot:tests/smoke:tests/support",
-        "tests/parity": "engine/spec:tests:tests/unit",
+        "tests/parity": "engine/spec:tests:tests/support:tests/unit",
         "tests/smoke": "tests/boot",
         "tests/support": "tests/smoke",
         "tests/unit": "tests:tests/bench",

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +168,24 @@ def test_what_cannot_be_measured_is_refused(
     Path("empty").touch()
     assert main(["eval", str(models[0]), "--text", str(models[2]), *options]) != 0
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["quantize", "reference"])
+def test_figures_of_other_sources_are_not_kept(tmp_path: Path, module: str) -> None:
+    """`make eval` names what it keeps by the sources that it was made with."""
+    repository = Path(__file__).resolve().parents[2]
+    for name in ("engine/colibri", "configs/models", "tests/parity/recipes.py", "tests/support/models.py"):
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (repository / name).is_dir() else shutil.copy)(repository / name, target)
+    program = "import sys; sys.path[:0] = sys.argv[1:]; import recipes; print(recipes.importance_file().name)"
+    command = [sys.executable, "-c", program, str(tmp_path / "tests/parity"), str(tmp_path / "engine")]
+
+    def kept() -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    first = kept()
+    assert kept() == first
+    with (tmp_path / f"engine/colibri/{module}.py").open("a") as file:
+        file.write("# changed\n")
+    assert kept() != first

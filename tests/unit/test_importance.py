@@ -14,13 +14,7 @@ from colibri._spec import Code, DType, Role, Scope
 from colibri.cli import main
 from colibri.errors import ColibriError
 from colibri.format import open_model
-from colibri.importance import (
-    _BOUNDS,
-    _POWERS,
-    decode_list,
-    encode_list,
-    load_importance,
-)
+from colibri.importance import _BOUNDS, _POWERS, decode_list, encode_list, load_importance
 from colibri.job import Precision, run_job
 from colibri.layout import F32
 from colibri.noise import normal
