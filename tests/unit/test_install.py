@@ -44,6 +44,7 @@ KILL_ROUNDS = 60
 
 SHIM = r"""
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -57,20 +58,29 @@ SHIM = r"""
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-/* FAULT=NAME:N:kill or NAME:N:ERRNO; NAME "any" counts every operation here. */
+/* FAULT=NAME:N:kill, NAME:N:term or NAME:N:ERRNO; NAME "any" counts every operation here, N+ is every one
+ * from the N-th on. */
 static int strikes(const char *name)
 {
     static int count;
     const char *fault = getenv("FAULT");
     const char *colon = fault != NULL ? strchr(fault, ':') : NULL;
     const char *action;
+    int from;
 
     if (colon == NULL || (strncmp(fault, "any:", 4) != 0 &&
-                          (strlen(name) != (size_t)(colon - fault) || strncmp(fault, name, strlen(name)) != 0)) ||
-        ++count != atoi(colon + 1)) {
+                          (strlen(name) != (size_t)(colon - fault) || strncmp(fault, name, strlen(name)) != 0))) {
         return 0;
     }
+    from = atoi(colon + 1);
     action = strchr(colon + 1, ':') + 1;
+    if (++count != from && (count < from || action[-2] != '+')) {
+        return 0;
+    }
+    if (strcmp(action, "term") == 0) {
+        (void)kill(getpid(), SIGTERM);
+        action = "4";
+    }
     if (strcmp(action, "kill") == 0) {
         (void)kill(getpid(), SIGKILL);
     }
@@ -81,6 +91,7 @@ static int strikes(const char *name)
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 ssize_t write(int fd, const void *data, size_t n) { return fd > 2 && strikes("write") ? -1 : REAL(write)(fd, data, n); }
+DIR *opendir(const char *p) { return strikes("opendir") ? NULL : REAL(opendir)(p); }
 int fsync(int fd) { return strikes("fsync") ? -1 : REAL(fsync)(fd); }
 int fchmod(int fd, mode_t mode) { return strikes("fchmod") ? -1 : REAL(fchmod)(fd, mode); }
 int fchown(int fd, uid_t u, gid_t g) { return strikes("fchown") ? -1 : REAL(fchown)(fd, u, g); }
@@ -102,6 +113,23 @@ int openat64(int fd, const char *path, int flags, ...)
     mode = (flags & O_CREAT) != 0 ? va_arg(args, mode_t) : 0;
     va_end(args);
     return strikes("openat") ? -1 : REAL(openat64)(fd, path, flags, mode);
+}
+/* NO_ACCESS: what the last part of a path begins with that this user may not read. */
+int open64(const char *path, int flags, ...)
+{
+    const char *hidden = getenv("NO_ACCESS");
+    const char *slash = strrchr(path, '/');
+    va_list args;
+    mode_t mode;
+
+    va_start(args, flags);
+    mode = (flags & O_CREAT) != 0 ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    if (hidden != NULL && strncmp(slash != NULL ? slash + 1 : path, hidden, strlen(hidden)) == 0) {
+        errno = EACCES;
+        return -1;
+    }
+    return REAL(open64)(path, flags, mode);
 }
 int fstatvfs64(int fd, struct statvfs64 *s)
 {
@@ -289,15 +317,40 @@ def test_golden_results_of_a_model_beside_are_not_taken_from_it(models: Models, 
     assert golden.read_bytes() == models.new.with_suffix(".golden.json").read_bytes()
 
 
-def test_a_damaged_model_and_one_that_has_a_copy_are_replaced(models: Models, target: Path) -> None:
+def test_a_damaged_model_is_replaced(models: Models, target: Path) -> None:
     assert models.run("install", models.old, target).exit_code == 0
     target.write_bytes(bytes(8192))
+    assert models.run("install", models.new, target).exit_code == 0
+    assert is_model(target, models.new)
+
+
+def test_a_copy_beside_the_target_keeps_its_golden_results(models: Models, target: Path) -> None:
     assert models.run("install", models.old, target).exit_code == 0
     copy = target.with_suffix(".bak")
     shutil.copy(target, copy)
-    assert models.run("install", models.new, target).exit_code == 0
+    for words in ([], ["--no-golden"]):
+        models.run("install", models.new, target, *words).fails(Code.ARGUMENT, "those of model.bak, which lies beside")
+    assert models.run("install", models.old, target).exit_code == 0  # the same ones stay
     copy.unlink()
+    assert is_model(target, models.old)
+    assert models.run("install", models.new, target).exit_code == 0
     assert is_model(target, models.new)
+
+
+def test_whose_golden_results_are_there_is_never_guessed(models: Models, target: Path) -> None:
+    assert models.run("install", models.old, target).exit_code == 0
+    for variables, what in (
+        ({"NO_ACCESS": GOLDEN}, f"cannot read {GOLDEN} to see"),
+        ({"FAULT": f"opendir:1:{errno.EACCES}"}, f"cannot read {target.parent} to see"),
+        ({"FAULT": f"openat:1:{errno.EACCES}"}, "cannot read model.bak to see"),
+    ):
+        beside = target.with_suffix(".bak")
+        if "bak" in what:
+            beside.write_bytes(b"")
+        outcome = models.run("install", models.new, target, **variables)
+        outcome.fails(Code.OPEN, what, "Permission denied")
+        beside.unlink(missing_ok=True)
+        assert is_model(target, models.old)
 
 
 def test_a_source_beside_its_target_keeps_its_golden_results(models: Models, target: Path) -> None:
@@ -442,6 +495,42 @@ def test_leftovers_are_removed_and_nothing_else_is(models: Models, target: Path)
     assert names(target) == sorted([NAME, GOLDEN, *others])
 
 
+def set_aside(target: Path) -> Path:
+    """Golden results under the name that they have while the model is replaced."""
+    return target.with_suffix(".golden.json").rename(target.parent / ".model.colibri.golden.replaced")
+
+
+def test_golden_results_set_aside_get_their_name_back_when_they_are_of_the_model_there(
+    models: Models, target: Path, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.colibri"
+    bad.write_bytes(damaged(bytearray(models.new.read_bytes())))
+    assert models.run("install", models.old, target).exit_code == 0
+    set_aside(target)
+    outcome = models.run("install", bad, target)
+    outcome.fails(Code.CHUNK_MISMATCH, "named .model.colibri.golden.replaced model.golden.json again")
+    assert is_model(target, models.old)
+    set_aside(target)
+    shutil.copy(models.old.with_suffix(".golden.json"), target.with_suffix(".golden.json"))
+    models.run("install", bad, target).fails(Code.CHUNK_MISMATCH, "removed .model.colibri.golden.replaced")
+    assert is_model(target, models.old)
+    set_aside(target).write_bytes(models.new.with_suffix(".golden.json").read_bytes())
+    models.run("install", bad, target).fails(Code.CHUNK_MISMATCH, "removed .model.colibri.golden.replaced")
+    assert is_model(target, models.old, with_golden=False)
+
+
+def test_golden_results_whose_name_cannot_be_given_back_are_not_lost(models: Models, target: Path) -> None:
+    assert models.run("install", models.old, target).exit_code == 0
+    outcome = models.run("install", models.new, target, FAULT=f"renameat:2+:{errno.EIO}")
+    outcome.fails(Code.IO, "the old golden results have another name now, with .replaced at its end")
+    assert names(target) == [".model.colibri.golden.replaced", NAME]
+    outcome = models.run("install", models.new, target, FAULT=f"renameat:1:{errno.EIO}")
+    outcome.fails(Code.IO, "cannot name .model.colibri.golden.replaced model.golden.json again")
+    assert names(target) == [".model.colibri.golden.replaced", NAME]
+    models.run("install", models.new, target, FREE_BYTES="40960").fails(Code.IO, "40960 bytes are free")
+    assert is_model(target, models.old)
+
+
 def test_what_an_install_never_left_is_not_removed(models: Models, target: Path) -> None:
     (target.parent / TEMPORARY).symlink_to(models.old)
     models.run("install", models.new, target).fails(Code.ARGUMENT, "symbolic link")
@@ -499,6 +588,11 @@ def test_golden_results_that_cannot_be_put_in_place_leave_the_new_model(models: 
         outcome = models.run("install", models.new, target, FAULT=f"{fault}:{errno.EIO}")
         outcome.fails(Code.IO, "cannot put the new files in place", "the new file has its name; run the command again")
         assert is_model(target, models.new, with_golden=False), fault
+    assert models.run("install", models.old, target).exit_code == 0
+    models.run("install", models.new, target, FAULT=f"unlinkat:1:{errno.EIO}").fails(Code.IO, "the new file has its name")
+    assert set(names(target)) == {NAME, ".model.colibri.golden.replaced"}
+    assert models.run("install", models.new, target).exit_code == 0
+    assert is_model(target, models.new)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")

@@ -145,41 +145,52 @@ static bool names_root(const char *golden, size_t bytes, const uint8_t root[ROOT
 
 /* ---- golden results of two models ---------------------------------------------------------- */
 
+static int cannot_tell(const struct job *job, const char *name)
+{
+    return ctl_fail_message(job->target, COLIBRI_ERR_OPEN,
+                            "cannot read %s to see which model the golden results there belong to: %s; let this "
+                            "user read it, or give another folder",
+                            name, strerror(errno));
+}
+
 /* Whether the golden results are those of the file `name` of the folder, by the root in its header. */
-static bool are_of(const struct job *job, const char *name, const char *golden, size_t bytes, bool *is_source)
+static int are_of(const struct job *job, const char *name, const char *golden, size_t bytes, bool *are)
 {
     int fd = openat(job->place.folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     uint8_t root[ROOT_BYTES];
-    struct stat st;
-    bool are = fd >= 0 && pread(fd, root, sizeof root, CB_ROOT_OFFSET) == (ssize_t)sizeof root &&
-               names_root(golden, bytes, root);
 
-    *is_source = are && fstat(fd, &st) == 0 && st.st_dev == job->in_state.st_dev && st.st_ino == job->in_state.st_ino;
-    if (fd >= 0) {
-        (void)close(fd);
+    *are = fd >= 0 && pread(fd, root, sizeof root, CB_ROOT_OFFSET) == (ssize_t)sizeof root &&
+           names_root(golden, bytes, root);
+    if (fd < 0) { /* nothing, a socket, a link that leads nowhere: no model */
+        return errno == ENOENT || errno == ENXIO || errno == ELOOP ? 0 : cannot_tell(job, name);
     }
-    return are;
+    (void)close(fd);
+    return 0;
 }
 
 /* Names that differ in their last suffix alone have the same golden file. The one that is there goes with
- * the model that is replaced, and is not taken from another one. */
+ * the model that is replaced, and is not taken from another one, be it a copy of that model. */
 static int check_owner(struct job *job, const char *golden, size_t bytes)
 {
-    bool own, is_source, theirs = false;
+    bool theirs = false;
+    int exit_code = 0;
     DIR *folder = opendir(job->place.folder_path);
     const struct dirent *entry;
     char beside[CTL_NAME_BYTES], name[CTL_NAME_BYTES] = "";
 
-    own = are_of(job, job->place.name, golden, bytes, &is_source);
-    while (!theirs && folder != NULL && (entry = readdir(folder)) != NULL) {
+    if (folder == NULL) {
+        return cannot_tell(job, job->place.folder_path);
+    }
+    while (exit_code == 0 && !theirs && (entry = readdir(folder)) != NULL) {
         ctl_golden_name(entry->d_name, beside);
         if (strcmp(beside, job->place.golden) == 0 && strcmp(entry->d_name, job->place.name) != 0) {
-            theirs = are_of(job, entry->d_name, golden, bytes, &is_source) && (is_source || !own);
+            exit_code = are_of(job, entry->d_name, golden, bytes, &theirs);
             (void)snprintf(name, sizeof name, "%s", entry->d_name);
         }
     }
-    if (folder != NULL) {
-        (void)closedir(folder);
+    (void)closedir(folder);
+    if (exit_code != 0) {
+        return exit_code;
     }
     job->golden_stays = theirs && job->golden != NULL && job->golden_bytes == bytes &&
                         memcmp(job->golden, golden, bytes) == 0;
@@ -194,16 +205,44 @@ static int check_owner(struct job *job, const char *golden, size_t bytes)
                                   job->place.golden, name);
 }
 
-static int check_golden_there(struct job *job)
+/* The text of the golden file `name` of the folder, which the caller frees. */
+static int read_there(const struct job *job, const char *name, char **golden, size_t *bytes)
 {
     char path[sizeof job->place.folder_path + CTL_NAME_BYTES];
     colibri_error error = { .offset = -1 };
+
+    (void)ctl_join(job->place.folder_path, name, path, sizeof path);
+    if (ctl_golden_read(path, golden, bytes, &error) != 0 && error.code != COLIBRI_ERR_ARGUMENT) {
+        return cannot_tell(job, name);
+    }
+    return 0; /* what is too large, too: of no model, as any other text */
+}
+
+/* A cut between the two renames leaves the golden results of the old model under another name. */
+static int settle_replaced(struct job *job)
+{
     char *golden = NULL;
     size_t bytes = 0;
-    int exit_code = 0;
+    bool theirs = false;
+    int exit_code = job->place.has_replaced ? read_there(job, job->place.golden_replaced, &golden, &bytes) : 0;
 
-    (void)ctl_join(job->place.folder_path, job->place.golden, path, sizeof path);
-    if (ctl_golden_read(path, &golden, &bytes, &error) == 0 && golden != NULL) { /* others are of no model */
+    if (exit_code == 0 && golden != NULL && job->place.replaces) {
+        exit_code = are_of(job, job->place.name, golden, bytes, &theirs);
+    }
+    if (exit_code == 0 && job->place.has_replaced) {
+        exit_code = ctl_place_settle_replaced(&job->place, job->target, theirs);
+    }
+    free(golden);
+    return exit_code;
+}
+
+static int check_golden_there(struct job *job)
+{
+    char *golden = NULL;
+    size_t bytes = 0;
+    int exit_code = read_there(job, job->place.golden, &golden, &bytes);
+
+    if (exit_code == 0 && golden != NULL && bytes <= CB_MAX_GOLDEN_BYTES) { /* others are of no model */
         exit_code = check_owner(job, golden, bytes);
     }
     free(golden);
@@ -446,7 +485,8 @@ static int check_target(struct job *job)
         return ctl_fail_message(job->target, COLIBRI_ERR_ARGUMENT,
                                 "is the same file as %s; give the name that the copy shall have", job->source);
     }
-    exit_code = check_golden_there(job);
+    exit_code = settle_replaced(job);
+    exit_code = exit_code != 0 ? exit_code : check_golden_there(job);
     return exit_code != 0 ? exit_code
                           : ctl_place_check_space(&job->place, job->target, bytes + job->golden_bytes + tree);
 }

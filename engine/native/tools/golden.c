@@ -32,6 +32,7 @@ int ctl_golden_read(const char *path, char **text, size_t *bytes, colibri_error 
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     ssize_t done = -1;
+    int number = errno;
 
     *text = NULL;
     *bytes = 0;
@@ -45,16 +46,18 @@ int ctl_golden_read(const char *path, char **text, size_t *bytes, colibri_error 
             done = *text != NULL ? read(fd, *text + *bytes, CB_MAX_GOLDEN_BYTES + 1 - *bytes) : -1;
             *bytes += done > 0 ? (size_t)done : 0;
         } while (done > 0);
+        number = errno;
         error->code = done < 0 ? COLIBRI_ERR_IO : *bytes > CB_MAX_GOLDEN_BYTES ? COLIBRI_ERR_ARGUMENT : 0;
     }
     if (error->code != 0) {
         (void)snprintf(error->message, sizeof error->message,
                        "cannot read the golden results: %s; leave them out with --no-golden",
-                       error->code == COLIBRI_ERR_ARGUMENT ? "they have more than 1 MiB" : strerror(errno));
+                       error->code == COLIBRI_ERR_ARGUMENT ? "they have more than 1 MiB" : strerror(number));
     }
     if (fd >= 0) {
         (void)close(fd);
     }
+    errno = number;
     return error->code;
 }
 

@@ -203,7 +203,6 @@ int ctl_output_differs(const char *command, const char *output, const char *cons
 int ctl_place_open(struct ctl_place *place, const char *target, bool has_golden, mode_t mode)
 {
     struct stat golden;
-    bool exists;
     int exit_code;
 
     memset(place, 0, sizeof *place);
@@ -217,7 +216,7 @@ int ctl_place_open(struct ctl_place *place, const char *target, bool has_golden,
         exit_code = check_replaced(place, target, place->name, &place->old, &place->replaces);
     }
     if (exit_code == 0 && has_golden) {
-        exit_code = check_replaced(place, target, place->golden, &golden, &exists);
+        exit_code = check_replaced(place, target, place->golden, &golden, &place->has_golden);
     }
     if (exit_code == 0) {
         exit_code = remove_leftover(place, target, place->temporary);
@@ -225,8 +224,8 @@ int ctl_place_open(struct ctl_place *place, const char *target, bool has_golden,
     if (exit_code == 0 && has_golden) {
         exit_code = remove_leftover(place, target, place->golden_temporary);
     }
-    if (exit_code == 0 && has_golden) { /* of a model that an interrupted run had replaced, or was about to */
-        exit_code = remove_leftover(place, target, place->golden_replaced);
+    if (exit_code == 0 && has_golden) {
+        exit_code = check_replaced(place, target, place->golden_replaced, &golden, &place->has_replaced);
     }
     if (exit_code == 0) {
         watch(place);
@@ -310,6 +309,24 @@ int ctl_place_settle(const struct ctl_place *place, const char *thing, int fd)
 static int move(const struct ctl_place *place, const char *from, const char *to)
 {
     return renameat(place->folder, from, place->folder, to) == 0 && fsync(place->folder) == 0 ? 0 : errno;
+}
+
+int ctl_place_settle_replaced(struct ctl_place *place, const char *target, bool theirs)
+{
+    int number;
+
+    place->has_replaced = false;
+    if (!theirs || place->has_golden) {
+        return remove_leftover(place, target, place->golden_replaced);
+    }
+    number = move(place, place->golden_replaced, place->golden);
+    if (number != 0) {
+        return ctl_fail_message(target, COLIBRI_ERR_IO, "cannot name %s %s again: %s", place->golden_replaced,
+                                place->golden, strerror(number));
+    }
+    place->has_golden = true;
+    ctl_log(LOG_NOTICE, "named %s %s again, set aside by an interrupted run", place->golden_replaced, place->golden);
+    return 0;
 }
 
 enum placed { AS_BEFORE, WITHOUT_GOLDEN, PLACED };

@@ -26,7 +26,7 @@ struct ctl_place {
     char golden_replaced[CTL_NAME_BYTES]; /* the old golden results, while the model is replaced */
     mode_t mode;     /* of a new file */
     struct stat old; /* of the file that is replaced */
-    bool replaces;
+    bool replaces, has_golden, has_replaced; /* what is there: the target, golden results, those set aside */
 };
 
 /* Every function: 0, or the exit code after printing why. */
@@ -39,6 +39,9 @@ int ctl_output_differs(const char *command, const char *output, const char *cons
  * on SIGINT, SIGTERM and SIGHUP remove the temporary files and end the process with code 1. `has_golden`:
  * the golden results of its name belong to the target and go with the old one. */
 int ctl_place_open(struct ctl_place *place, const char *target, bool has_golden, mode_t mode);
+/* Golden results that an interrupted run has set aside get their name again when they are those of the file
+ * that is there (`theirs`) and none are; else they are of a model that is gone, and are removed. */
+int ctl_place_settle_replaced(struct ctl_place *place, const char *target, bool theirs);
 /* Refuses when fewer than `bytes` are free. */
 int ctl_place_check_space(const struct ctl_place *place, const char *target, uint64_t bytes);
 /* A new temporary file of that size, open for writing, readable by nobody else yet. */
