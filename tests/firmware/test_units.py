@@ -413,18 +413,26 @@ def test_a_socket_that_another_server_has_stays(board: Board) -> None:
 
 
 def test_words_of_another_user_do_not_pass_for_the_server(board: Board) -> None:
-    (board.groups / "serve").write_text("sleep 60; :\n")
+    for name in ("serve", "health"):
+        (board.groups / name).write_text("sleep 60; :\n")
     board.groups.chmod(0o755)
     program = board.root / "usr" / "bin" / "colibrictl"
     words: list[str | Path] = [program, "serve", "m", "--socket", board.socket, "--log", "syslog"]
-    with subprocess.Popen(words, executable="/bin/sh", cwd=board.groups, user=1000) as other:
+    gate: list[str | Path] = [program, "health", "m", "--output", board.run_folder / "health.json"]
+    with (
+        subprocess.Popen(words, executable="/bin/sh", cwd=board.groups, user=1000) as other,
+        subprocess.Popen(gate, executable="/bin/sh", cwd=board.groups, user=1000) as other_gate,
+    ):
         try:
             assert board.do("start") == (0, STARTED)
             board.pid_file.unlink()
             assert board.do("stop") == (0, "Stopping colibri: OK\n")
-            assert other.poll() is None
+            board.pid_file.with_suffix(".starting").write_text("1\n")  # as if a start ran: a stop ends its gate
+            assert board.do("stop") == (0, "Stopping colibri: OK\n")
+            assert (other.poll(), other_gate.poll()) == (None, None)
         finally:
             other.kill()
+            other_gate.kill()
 
 
 SLOW_GATE = """
