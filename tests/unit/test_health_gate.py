@@ -562,7 +562,7 @@ def test_a_full_disk_is_named_with_the_file(place: Place, tmp_path: Path) -> Non
         env=environment(), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
     )  # fmt: skip
     assert done.returncode == RUN
-    assert f"{target}: cannot write the result: File too large" in done.stderr
+    assert f"{target}: cannot write: File too large" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 from colibri._spec import ERROR_EXIT, Code
 from serving import Server, is_sanitized, request
 from test_colibrictl import TIMEOUT_SECONDS, Outcome, assert_fails, colibri, environment, program, run
+from test_install import SHIM
 from test_serve import writable_memory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -73,6 +75,59 @@ def test_a_server_that_cannot_wait_any_more_ends_with_an_error(tiny: Path, tmp_p
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (8, 8))  # fewer than poll has places
         assert server.wait() == ERROR_EXIT[int(Code.IO)]
         assert "cannot wait for 8 clients: Invalid argument" in server.text()
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library between a command and libc."""
+    folder = tmp_path_factory.mktemp("shim")
+    (folder / "shim.c").write_text(SHIM)
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", folder / "shim.so", folder / "shim.c", "-ldl"], check=True)
+    return folder / "shim.so"
+
+
+@pytest.mark.skipif(is_sanitized(), reason="a sanitizer wants to be the first library")
+@pytest.mark.parametrize("words", [("serve",), ("run", "-")])
+def test_a_closed_standard_input_is_an_error_where_there_is_no_dev_null(
+    words: tuple[str, ...], tiny: Path, shim: Path
+) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", program(), words[0], tiny, *words[1:], "--lock", "off"],
+        capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS,
+        env=environment({"LD_PRELOAD": str(shim), "NO_ACCESS": "null"}),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (ERROR_EXIT[int(Code.IO)], "")
+    assert "standard input: cannot read " in done.stderr
+    assert "Invalid argument" in done.stderr
+
+
+# ---- signals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(is_sanitized(), reason="a sanitizer wants to be the first library")
+@pytest.mark.parametrize("waits_for", ["a request", "a reader"])
+def test_a_signal_right_in_front_of_a_wait_is_not_lost(waits_for: str, tiny: Path, shim: Path) -> None:
+    end, other_end = os.pipe()
+    variables = environment({"LD_PRELOAD": str(shim), "FAULT": "wait:1:term"})
+    if waits_for == "a request":
+        done = subprocess.run(
+            [program(), "serve", tiny, "--lock", "off"], stdin=end, capture_output=True, text=True, check=False,
+            timeout=TIMEOUT_SECONDS, env=variables,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "")
+    else:
+        os.set_blocking(other_end, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(other_end, bytes(4096))
+        done = subprocess.run(
+            [program(), "run", tiny, "--ids", "1", "-n", "4", "--lock", "off"], stdin=subprocess.DEVNULL,
+            stdout=other_end, stderr=subprocess.PIPE, text=True, check=False, timeout=TIMEOUT_SECONDS, env=variables,
+        )  # fmt: skip
+        assert done.returncode == ERROR_EXIT[int(Code.CANCELLED)]
+        assert "interrupted by signal 15" in done.stderr
+    os.close(end)
+    os.close(other_end)
 
 
 # ---- files that are there already ------------------------------------------------------------------

@@ -410,8 +410,7 @@ static void finish(struct health *h, const struct health_values *values, const s
     make_result(h);
     if (fd != STDOUT_FILENO) {
         exit_code = ctl_write(fd, h->result, h->result_bytes, &error) != 0
-                        ? ctl_fail_message(values->output, COLIBRI_ERR_IO, "cannot write the result: %s",
-                                           strerror(errno))
+                        ? ctl_fail(values->output, &error)
                         : ctl_place_sync(values->output, fd);
         exit_code = exit_code != 0 ? exit_code : ctl_place_commit(place, false);
         (void)close(fd);

@@ -94,8 +94,12 @@ static int fill(struct ctl_lines *lines)
 {
     size_t space;
     char *room = ctl_lines_room(lines, &space);
-    ssize_t done = read(STDIN_FILENO, room, space);
+    ssize_t done = -1;
 
+    /* a stop signal in front of the read ends the wait, too */
+    if (ctl_signals_poll(STDIN_FILENO, POLLIN) >= 0) {
+        done = read(STDIN_FILENO, room, space);
+    }
     if (done > 0) {
         ctl_lines_add(lines, (size_t)done);
     } else if (done == 0) {

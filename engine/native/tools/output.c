@@ -5,7 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
+#include <poll.h> /* POLLOUT */
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -66,9 +66,7 @@ void ctl_print_exit_codes(void)
 
 bool ctl_wait(int fd, short events)
 {
-    struct pollfd polled = { .fd = fd, .events = events };
-
-    return errno == EINTR || (errno == EAGAIN && (poll(&polled, 1, -1) >= 0 || errno == EINTR));
+    return errno == EINTR || (errno == EAGAIN && (ctl_signals_poll(fd, events) >= 0 || errno == EINTR));
 }
 
 int ctl_write(int fd, const char *bytes, size_t length, colibri_error *error)
@@ -88,8 +86,8 @@ int ctl_write(int fd, const char *bytes, size_t length, colibri_error *error)
         } else if (!ctl_wait(fd, POLLOUT)) {
             error->code = COLIBRI_ERR_IO;
             error->offset = -1;
-            (void)snprintf(error->message, sizeof error->message, "standard output: %s%s",
-                           strerror(errno), errno == EPIPE ? ": the reader closed it" : "");
+            (void)snprintf(error->message, sizeof error->message, "%s: %s%s",
+                           fd == STDOUT_FILENO ? "standard output" : "cannot write", strerror(errno), errno == EPIPE ? ": the reader closed it" : "");
             return error->code;
         }
     }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE /* ppoll() */
 
 #include "signals.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -70,9 +72,9 @@ void ctl_signals_init(void)
         if (fcntl(fd, F_GETFD) < 0) {
             int opened = open("/dev/null", modes[fd]);
 
-            /* Where there is no /dev: a socket without a peer cannot be read or written either, and no
-             * file that is opened later gets this number. */
-            opened = opened >= 0 ? opened : socket(AF_UNIX, SOCK_DGRAM, 0);
+            /* Where there is no /dev: a stream socket without a peer cannot be read or written either (one of
+             * datagrams would wait for some), and no file that is opened later gets this number. */
+            opened = opened >= 0 ? opened : socket(AF_UNIX, SOCK_STREAM, 0);
             (void)opened;
         }
     }
@@ -105,6 +107,25 @@ void ctl_signals_unwatch(void)
 int ctl_signal_caught(void)
 {
     return (int)watched.caught;
+}
+
+int ctl_signals_poll(int fd, short events)
+{
+    struct pollfd polled = { .fd = fd, .events = events };
+    sigset_t stop, before;
+    int ready = -1, number = EINTR;
+
+    (void)sigemptyset(&stop);
+    (void)sigaddset(&stop, SIGINT);
+    (void)sigaddset(&stop, SIGTERM);
+    (void)sigprocmask(SIG_BLOCK, &stop, &before);
+    if (watched.caught == 0) {
+        ready = ppoll(&polled, 1, NULL, &before);
+        number = errno;
+    }
+    (void)sigprocmask(SIG_SETMASK, &before, NULL);
+    errno = number;
+    return ready;
 }
 
 bool ctl_signals_insist(void)

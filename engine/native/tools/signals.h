@@ -18,6 +18,9 @@ void ctl_signals_drain(colibri_session *session);
 void ctl_signals_unwatch(void);
 /* The number of the signal that asked to stop, or 0. */
 int ctl_signal_caught(void);
+/* poll() for one descriptor, until it is ready: -1 and EINTR when a signal that asks to stop comes or has come
+ * before, at whatever moment. */
+int ctl_signals_poll(int fd, short events);
 /* Whether a second one came. */
 bool ctl_signals_insist(void);
 
