@@ -269,9 +269,11 @@ class Shell:
 
     def synchronise(self, *, interrupt: bool = True) -> None:
         """Bring the shell to a known state, whatever ran in it before (interrupt: control-C)."""
-        for _ in range(_SYNC_TRIES):
+        for attempt in range(_SYNC_TRIES):
             left, right = secrets.token_hex(8), secrets.token_hex(8)
-            if interrupt:
+            # Only for a shell that does not answer: one that waits for a line may leave at a control-C
+            # (busybox with musl, seldom; then a login prompt takes what is typed).
+            if interrupt and attempt:
                 self.console.send("\x03\n")
             # Without echo, shells with line editing read plain lines and draw nothing. busybox's then takes
             # the end of a background job, when nothing was typed yet, for the end of its input, and leaves.

@@ -35,8 +35,8 @@ FakeMachine = Callable[[str], Machine]
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake guest answers at once; waits for what must not come are short."""
-    monkeypatch.setattr(harness, "_SYNC_SECONDS", 8.0)
-    monkeypatch.setattr(harness, "_SYNC_TRIES", 1)
+    monkeypatch.setattr(harness, "_SYNC_SECONDS", 5.0)
+    monkeypatch.setattr(harness, "_SYNC_TRIES", 2)
     monkeypatch.setattr(harness, "BOOT_SECONDS", 5.0)
     monkeypatch.setattr(console, "_DRAIN_SECONDS", 0.2)
 
