@@ -261,6 +261,7 @@ def checkkernels_on(cpu: str) -> Step:
 
 def qemu_user() -> list[Step]:
     """AArch64 and 32-bit ARM programs under user-mode emulation."""
+    emulated = ("tests/unit/test_onebit.py", "tests/unit/test_signing.py")
     return [
         engine_aarch64(),
         meson_tests("c-tests-aarch64", AARCH64),
@@ -268,7 +269,7 @@ def qemu_user() -> list[Step]:
         meson_tests("c-tests-arm", ARM),
         hardening("arm", ARM / "colibrictl", waive="pie"),  # its glibc has no start code for static-pie
         *(checkkernels_on(cpu) for cpu in ("cortex-a53", "cortex-a76")),
-        pytest("one-bit-aarch64", "tests/unit/test_onebit.py", "tests/unit/test_signing.py", "-k", EMULATED),
+        pytest("one-bit-aarch64", *emulated, "-k", EMULATED, "--dist", "load", workers=WORKERS),
     ]
 
 
