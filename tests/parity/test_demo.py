@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import deterministic
-from colibri import layout
-from colibri._spec import AttentionBlock, MoeBlock, Role, Scope
+from colibri._spec import Role
 from colibri.engine import Engine
 from colibri.format import ModelFile, open_model
+from stored import decoder_options, load_trunk, tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
 PROMPTS = (
@@ -36,68 +36,31 @@ RMS_BOUND = 0.1  # rms error of the logits, relative to their own deviation; mea
 SAME_EXPERTS = 0.9  # share of the choices of the prompt; measured 0.96, the rest are near ties
 
 
-def tensor(file: ModelFile, role: Role, layer: int | None = None, expert: int | None = None) -> torch.Tensor:
-    """A stored tensor, dequantised: float32 (rows, columns)."""
-    entry = file.tensor(role, layer, Scope.TRUNK if expert is None else Scope.EXPERT)
-    assert entry is not None
-    data = file.tensor_bytes(entry, expert, verify=False)
-    return torch.from_numpy(np.array(layout.unpack(data, entry.dtype, entry.layout, entry.rows, entry.columns)))
-
-
 def load(path: Path) -> Any:
     """The file as a MixtralForCausalLM in float32."""
     with open_model(path) as file:
-        records = file.records
-        first = records.layers[0]
-        assert isinstance(first.mixer, AttentionBlock)
-        assert isinstance(first.ffn, MoeBlock)
+        options, moe = decoder_options(file)
         config = MixtralConfig(
-            hidden_size=records.model.hidden,
-            intermediate_size=first.ffn.intermediate,
-            num_hidden_layers=records.model.layers,
-            num_attention_heads=first.mixer.heads,
-            num_key_value_heads=first.mixer.kv_heads,
-            head_dim=first.mixer.head_dim,
-            num_local_experts=first.ffn.experts,
-            num_experts_per_tok=first.ffn.top_k,
-            vocab_size=records.model.vocabulary,
-            tie_word_embeddings=bool(records.model.tied_head),
-            rms_norm_eps=first.layer.norm_eps,
-            max_position_embeddings=256,
+            **options,
+            num_local_experts=moe.experts,
+            num_experts_per_tok=moe.top_k,
+            rms_norm_eps=file.records.layers[0].layer.norm_eps,
         )
-        make: Any = MixtralForCausalLM._from_config
-        with torch.device("meta"):
-            model = make(config, attn_implementation="eager", dtype=torch.float32)
-        model.to_empty(device="cpu")
+        model = load_trunk(file, MixtralForCausalLM, config)
         with torch.no_grad():
-            model.model.rotary_emb.inv_freq.copy_(torch.tensor(records.ropes[0].inv_freq))
-            model.model.embed_tokens.weight.copy_(tensor(file, Role.EMBEDDING))
-            model.model.norm.weight.copy_(tensor(file, Role.FINAL_NORM)[0])
-            if not records.model.tied_head:
-                model.lm_head.weight.copy_(tensor(file, Role.HEAD))
             for index, layer in enumerate(model.model.layers):
-                load_layer(file, index, layer, first.ffn.experts)
+                load_experts(file, index, layer.mlp, moe.experts)
         model.tie_weights()
     return model.eval()
 
 
-def load_layer(file: ModelFile, index: int, layer: Any, experts: int) -> None:
-    """The weights of one decoder layer."""
-    attention = layer.self_attn
-    for role, module in (
-        (Role.Q, attention.q_proj),
-        (Role.K, attention.k_proj),
-        (Role.V, attention.v_proj),
-        (Role.O, attention.o_proj),
-        (Role.ROUTER, layer.mlp.gate),
-    ):
-        module.weight.copy_(tensor(file, role, index))
-    layer.input_layernorm.weight.copy_(tensor(file, Role.PRE_MIXER_NORM, index)[0])
-    layer.post_attention_layernorm.weight.copy_(tensor(file, Role.PRE_FFN_NORM, index)[0])
+def load_experts(file: ModelFile, index: int, mlp: Any, experts: int) -> None:
+    """The router and the experts of one layer."""
+    mlp.gate.weight.copy_(tensor(file, Role.ROUTER, index))
     for expert in range(experts):
         gate, up = (tensor(file, role, index, expert) for role in (Role.EXPERT_GATE, Role.EXPERT_UP))
-        layer.mlp.experts.gate_up_proj[expert].copy_(torch.cat([gate, up]))
-        layer.mlp.experts.down_proj[expert].copy_(tensor(file, Role.EXPERT_DOWN, index, expert))
+        mlp.experts.gate_up_proj[expert].copy_(torch.cat([gate, up]))
+        mlp.experts.down_proj[expert].copy_(tensor(file, Role.EXPERT_DOWN, index, expert))
 
 
 @pytest.mark.demo

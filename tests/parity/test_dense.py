@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import deterministic
-from colibri._spec import AttentionBlock, MoeBlock, Role
+from colibri._spec import Role
 from colibri.engine import Engine
 from colibri.format import open_model
 from colibri.job import run_job
 from colibri.recipe import load_recipe
-from test_demo import tensor
+from stored import decoder_options, load_trunk, tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "models" / "smollm2-moe.toml"
@@ -70,47 +70,18 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load_dense(path: Path) -> Any:
     """The weights of the file in a LlamaForCausalLM, float32."""
     with open_model(path) as file:
-        records = file.records
-        mixer, moe = records.layers[0].mixer, records.layers[0].ffn
-        assert isinstance(mixer, AttentionBlock)
-        assert isinstance(moe, MoeBlock)
+        options, moe = decoder_options(file)
         assert (moe.experts, moe.top_k) == (1, 1)
-        config = LlamaConfig(
-            hidden_size=records.model.hidden,
-            intermediate_size=moe.intermediate,
-            num_hidden_layers=records.model.layers,
-            num_attention_heads=mixer.heads,
-            num_key_value_heads=mixer.kv_heads,
-            head_dim=mixer.head_dim,
-            vocab_size=records.model.vocabulary,
-            tie_word_embeddings=bool(records.model.tied_head),
-            rms_norm_eps=records.model.norm_eps,
-            max_position_embeddings=256,
-        )
-        make: Any = LlamaForCausalLM._from_config
-        with torch.device("meta"):
-            model = make(config, attn_implementation="eager", dtype=torch.float32)
-        model.to_empty(device="cpu")
+        config = LlamaConfig(**options, rms_norm_eps=file.records.model.norm_eps)
+        model = load_trunk(file, LlamaForCausalLM, config)
         with torch.no_grad():
-            model.model.rotary_emb.inv_freq.copy_(torch.tensor(records.ropes[0].inv_freq))
-            model.model.embed_tokens.weight.copy_(tensor(file, Role.EMBEDDING))
-            model.model.norm.weight.copy_(tensor(file, Role.FINAL_NORM)[0])
             for index, layer in enumerate(model.model.layers):
-                for role, module in (
-                    (Role.Q, layer.self_attn.q_proj),
-                    (Role.K, layer.self_attn.k_proj),
-                    (Role.V, layer.self_attn.v_proj),
-                    (Role.O, layer.self_attn.o_proj),
-                ):
-                    module.weight.copy_(tensor(file, role, index))
                 for role, module in (
                     (Role.EXPERT_GATE, layer.mlp.gate_proj),
                     (Role.EXPERT_UP, layer.mlp.up_proj),
                     (Role.EXPERT_DOWN, layer.mlp.down_proj),
                 ):
                     module.weight.copy_(tensor(file, role, index, 0))
-                layer.input_layernorm.weight.copy_(tensor(file, Role.PRE_MIXER_NORM, index)[0])
-                layer.post_attention_layernorm.weight.copy_(tensor(file, Role.PRE_FFN_NORM, index)[0])
         model.tie_weights()
     return model.eval()
 
