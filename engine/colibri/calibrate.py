@@ -150,6 +150,16 @@ def text_pieces(text: bytes, limit: int = PIECE_BYTES) -> Iterator[bytes]:
         at = end
 
 
+def tokens_of(tokenize: Callable[[bytes], list[int]], text: bytes, limit: int) -> list[int]:
+    """Token ids of the text, cut into pieces that the tokenizer takes; at least `limit` of them where it is not 0."""
+    ids: list[int] = []
+    for piece in text_pieces(text):
+        ids += tokenize(piece)
+        if limit and len(ids) >= limit:
+            break
+    return ids
+
+
 def measure(runner: Runner, experts: Sequence[int], text: bytes, window: int, limit: int, quiet: bool) -> Profile:
     """Counts over the first `limit` tokens of the text (0: all); `experts` of each layer."""
     counts = [[0] * n for n in experts]

@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -30,6 +30,17 @@ _PRECISION_OPTIONS = (
     ("embeddings", "token embeddings, and the head when it is tied (default: as the trunk)"),
     ("router", "routers (default f32)"),
 )
+
+
+@contextlib.contextmanager
+def _needs_numpy(what: str, extra: str) -> Iterator[None]:
+    """Imports that an install without numpy refuses, naming the extra that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        raise ColibriError(Code.UNSUPPORTED, f"{what} needs numpy; install colibri-moe[{extra}]") from error
 
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,8 +155,7 @@ def _convert(args: argparse.Namespace) -> int:
         job = checkpoint_job(
             args.source, precision, args.context, not args.no_tokenizer, not args.no_chat, args.drop_nfc
         )
-    for line in job.notes:
-        print(f"note: {printable(line)}", file=sys.stderr)
+    job.print_notes()
     for line in change_job(job, args.importance, args.expert_prune_ratio, args.prune_by):
         print(line, file=sys.stderr)
     report = run_job(job, args.output, args.jobs, args.quiet)
@@ -276,22 +286,14 @@ def _pack(args: argparse.Namespace) -> int:
 
 
 def _flow() -> Any:
-    try:
+    with _needs_numpy("converting", "convert"):
         from colibri import flow
-    except ModuleNotFoundError as error:
-        if error.name != "numpy":
-            raise
-        raise ColibriError(Code.UNSUPPORTED, "converting needs numpy; install colibri-moe[convert]") from error
     return flow
 
 
 def _importance_arguments(parser: argparse.ArgumentParser) -> None:
-    try:
+    with _needs_numpy("importance", "reference"):
         from colibri.importance import add_importance_arguments
-    except ModuleNotFoundError as error:
-        if error.name != "numpy":
-            raise
-        raise ColibriError(Code.UNSUPPORTED, "importance needs numpy; install colibri-moe[reference]") from error
     add_importance_arguments(parser)
 
 
@@ -302,12 +304,8 @@ def _importance(args: argparse.Namespace) -> int:
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
-    try:
+    with _needs_numpy("eval", "reference"):
         from colibri.evaluate import add_eval_arguments
-    except ModuleNotFoundError as error:
-        if error.name != "numpy":
-            raise
-        raise ColibriError(Code.UNSUPPORTED, "eval needs numpy; install colibri-moe[reference]") from error
     add_eval_arguments(parser)
 
 
@@ -318,12 +316,8 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _golden_arguments(parser: argparse.ArgumentParser) -> None:
-    try:
+    with _needs_numpy("the reference", "reference"):
         from colibri.reference import add_golden_arguments
-    except ModuleNotFoundError as error:
-        if error.name != "numpy":
-            raise
-        raise ColibriError(Code.UNSUPPORTED, "the reference needs numpy; install colibri-moe[reference]") from error
     add_golden_arguments(parser)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from colibri._spec import Code
-from colibri.calibrate import MAX_TEXT_BYTES, has_library, text_pieces
+from colibri.calibrate import MAX_TEXT_BYTES, has_library, tokens_of
 from colibri.errors import ColibriError
 from colibri.files import open_regular, read_regular
 from colibri.format import ModelFile, open_model
@@ -241,16 +241,6 @@ def convert_base(source: Path, folder: Path, quiet: bool) -> Path:
     return target
 
 
-def tokens_of(predictor: Predictor, text: bytes, limit: int) -> list[int]:
-    """Token ids of the text, cut into pieces that the tokenizer takes; at least `limit` of them where it is not 0."""
-    ids: list[int] = []
-    for piece in text_pieces(text):
-        ids += predictor.tokenize(piece)
-        if limit and len(ids) >= limit:
-            break
-    return ids
-
-
 def report(result: Comparison | Score, tokens: int, engine: str) -> Iterator[str]:
     """The result as lines of text."""
     score = result.model if isinstance(result, Comparison) else result
@@ -307,7 +297,7 @@ def _run(args: argparse.Namespace, text: bytes, base_path: Path | None) -> tuple
         if base_path is not None:
             base = Predictor(base_path, args.engine, args.threads, window, "f32")
             predictors.append(base)
-        parts = windows(tokens_of(model, text, args.tokens), window, args.tokens)
+        parts = windows(tokens_of(model.tokenize, text, args.tokens), window, args.tokens)
         if not parts:
             raise ColibriError(Code.ARGUMENT, f"{args.text} has fewer than 2 tokens; give a longer text")
         progress = _Progress(sum(len(part) - 1 for part in parts), args.quiet)

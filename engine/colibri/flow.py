@@ -246,11 +246,6 @@ def _source(path: Path) -> Path:
     return path
 
 
-def _print_notes(job: Job) -> None:
-    for line in job.notes:
-        print(f"note: {printable(line)}", file=sys.stderr)
-
-
 def quantize_command(args: argparse.Namespace) -> int:
     """`colibri quantize`."""
     if args.prune_by is not None and args.expert_prune_ratio is None:
@@ -262,7 +257,7 @@ def quantize_command(args: argparse.Namespace) -> int:
     options = [path for path in (args.importance, args.prune_by) if path is not None]
     refuse_output(args.output, [*(source.iterdir() if source.is_dir() else (source,)), *options])
     job = checkpoint_job(source, Precision.from_names(names), tokenizer=False)
-    _print_notes(job)
+    job.print_notes()
     for line in change_job(job, args.importance, args.expert_prune_ratio, args.prune_by):
         print(printable(line), file=sys.stderr)
     write_quantized(job, args.output, args.jobs)
@@ -312,7 +307,7 @@ def pack_command(args: argparse.Namespace) -> int:
         tokenizer = (source / "tokenizer.json").is_file()
         precision = Precision.from_names(names)
         job = checkpoint_job(source, precision, args.context, tokenizer, not args.no_chat, args.drop_nfc)
-        _print_notes(job)
+        job.print_notes()
         root = run_job(job, args.output, quiet=True).root
     print(f"root {root}", file=sys.stderr)
     print(args.output)

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from colibri._spec import Code, Role
-from colibri.calibrate import MAX_TEXT_BYTES, text_pieces
+from colibri.calibrate import MAX_TEXT_BYTES, tokens_of
 from colibri.errors import ColibriError, shown
 from colibri.files import load_json, open_regular, read_regular, refuse_output, write_file
 from colibri.format import open_model
@@ -203,11 +203,7 @@ def measure(
     tokenizer = model.tokenizer()
     if tokenizer is None:
         raise ColibriError(Code.NO_TOKENIZER, f"{model.file.path} has no tokenizer; give a model with one")
-    ids: list[int] = []
-    for piece in text_pieces(text):
-        ids += tokenizer.encode(piece, False)
-        if tokens and len(ids) >= tokens:
-            break
+    ids = tokens_of(lambda piece: tokenizer.encode(piece, False), text, tokens)
     ids = ids[:tokens] if tokens else ids
     if not ids:
         raise ColibriError(Code.ARGUMENT, "the text has no tokens; give a longer text")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri._spec import Code, DType, Layout, Role, Scope
-from colibri.errors import ColibriError, shown
+from colibri.errors import ColibriError, printable, shown
 from colibri.format import tensor_groups
 from colibri.layout import F32
 from colibri.quantize import INT4_METHODS, ErrorStats, encode, part_rows
@@ -156,6 +156,11 @@ class Job:
                     f"override {shown(repr(pattern))} matches no matrix of the model; give a name of "
                     f"`colibri inspect --tensors`, e.g. {names[-1]!r} (norms and biases are always f32)",
                 )
+
+    def print_notes(self) -> None:
+        """Say on stderr what was ignored."""
+        for line in self.notes:
+            print(f"note: {printable(line)}", file=sys.stderr)
 
 
 @dataclass

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from colibri.evaluate import Predictor, measure, tokens_of, windows
+from colibri.calibrate import tokens_of
+from colibri.evaluate import Predictor, measure, windows
 from colibri.importance import MeasuredModel, load_importance
 from colibri.importance import measure as measure_importance
 from colibri.job import run_job
@@ -69,7 +70,7 @@ class Base:
 
     def __init__(self, model: Path) -> None:
         predictor = Predictor(model, "library", 0, WINDOW, "f32")
-        self.parts = windows(tokens_of(predictor, text(0), TOKENS), WINDOW, TOKENS)
+        self.parts = windows(tokens_of(predictor.tokenize, text(0), TOKENS), WINDOW, TOKENS)
         positions = sum(len(part) - 1 for part in self.parts)
         path = FOLDER / f"base-{sources('recipe', 'evaluate', 'reference')}.npy"
         if not path.exists():
