@@ -144,8 +144,8 @@ bench-peer: setup-demo ## build llama.cpp in ~/.cache/colibri/bench: what benchm
 .PHONY: yocto yocto-check
 yocto: ## bitbake colibri-image through kas (docs/yocto.md); KAS_FILES=kas.yml:configs/kas/…
 	@kas build $(or $(KAS_FILES),kas.yml)
-yocto-check: setup ## the layer against upstream trees: OECORE=DIR BITBAKE=DIR; parse, linter, task graph (not as root)
-	@$(VENV)/python tests/firmware/yocto_check.py --oecore '$(OECORE)' --bitbake '$(BITBAKE)'
+yocto-check: ## the layer against upstream trees: OECORE=DIR BITBAKE=DIR; parse, linter, task graph (not as root)
+	@$(or $(PYTHON),$(error no Python >= 3.11 found: install python3 or give PYTHON=…)) tests/firmware/yocto_check.py --oecore '$(OECORE)' --bitbake '$(BITBAKE)'
 
 .PHONY: dist
 dist: setup-build ## release tarball of engine/: dist/colibri-VERSION.tar.gz, the same bytes every time

@@ -3,7 +3,8 @@
 
     make yocto-check OECORE=DIR BITBAKE=DIR
 
-BitBake refuses to run as root. The build folder is build/yocto-check, or --build-dir; nothing is built.
+BitBake refuses to run as root. Any python3 >= 3.11 runs this: what the tests need is installed from PyPI, pinned,
+into a folder of the cache (yocto_tools.py). The build folder is build/yocto-check, or --build-dir; nothing is built.
 Every line BitBake prints with WARNING or ERROR that names this layer fails the check.
 """
 
@@ -17,9 +18,13 @@ import sys
 import time
 from pathlib import Path
 
+import yocto_tools
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAYER = REPOSITORY / "meta-colibri"
 IMAGES = ("colibri-image", "colibri-image-dev")
+# What test_yocto.py needs besides the tools.
+PACKAGES = ("iniconfig", "numpy", "packaging", "pluggy", "Pygments", "pytest")
 # As configs/kas/development.yml builds the engine.
 DEVELOPMENT = 'PACKAGECONFIG:pn-colibri = ""\n'
 LOCAL = """\
@@ -78,8 +83,17 @@ def main() -> int:
         if code or ours:
             failed = True
             print("\n".join(ours or output.splitlines()[-20:]))
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/firmware/test_yocto.py"]
-    failed |= subprocess.run(tests, cwd=REPOSITORY, check=False).returncode != 0
+    start = time.monotonic()
+    try:
+        tools = yocto_tools.environment(PACKAGES)
+    except yocto_tools.ToolsError as error:
+        print(f"yocto-check: {error}", file=sys.stderr)
+        return 2
+    tests = [str(tools / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/firmware/test_yocto.py"]
+    environment = {**os.environ, yocto_tools.VARIABLE: str(tools)}
+    passed = subprocess.run(tests, cwd=REPOSITORY, env=environment, check=False).returncode == 0
+    print(f"tests of the layer: {'ok' if passed else 'FAILED'} after {time.monotonic() - start:.0f} s")
+    failed |= not passed
     return 1 if failed else 0
 
 
