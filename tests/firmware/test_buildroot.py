@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -178,7 +177,7 @@ def test_the_control_groups_are_mounted_once(tmp_path: Path) -> None:
     assert fstab.read_text().count("/sys/fs/cgroup") == 1
 
 
-def test_the_runtime_test_can_be_compiled() -> None:
-    source = EXTERNAL / "support" / "testing" / "colibri_tests" / "test_colibri.py"
+@pytest.mark.parametrize("name", ["image", "test_colibri", "test_python_colibri"])
+def test_the_runtime_tests_can_be_compiled(name: str) -> None:
+    source = EXTERNAL / "support" / "testing" / "colibri_tests" / f"{name}.py"
     compile(source.read_text(), str(source), "exec")
-    assert sys.version_info >= (3, 11)

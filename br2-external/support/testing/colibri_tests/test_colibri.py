@@ -3,61 +3,20 @@
 
     cd BUILDROOT && PYTHONPATH=EXTERNAL/support/testing \
         support/testing/run-tests -d DL -o OUT -k colibri_tests.test_colibri
-
-COLIBRI_MODELS names the folder with tiny.colibri, tiny.golden.json and colibri-model.hash
-(default: build/models of the project).
 """
 
 import json
-import os
 import shlex
 
-import infra.basetest
+from colibri_tests import image
 
-EXTERNAL = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
-MODELS = os.environ.get("COLIBRI_MODELS", os.path.join(EXTERNAL, "..", "build", "models"))
-MODEL = "/models/tiny.colibri"
 SERVER = "/run/colibri/colibri.sock"
 
 
-def defconfig():
-    """Our defconfig with the small model alone."""
-    name = os.path.join(EXTERNAL, "configs", "colibri_qemu_aarch64_defconfig")
-    with open(name) as file:
-        lines = [line.strip() for line in file if "COLIBRI_MODEL_NAMES" not in line]
-    lines.append('BR2_PACKAGE_COLIBRI_MODEL_NAMES="tiny"')
-    lines.append(f'BR2_PACKAGE_COLIBRI_MODEL_DIR="{MODELS}"')
-    lines.append(f'BR2_PACKAGE_COLIBRI_MODEL_HASH_FILE="{MODELS}/colibri-model.hash"')
-    return "\n".join(lines) + "\n"
-
-
-class TestColibriAarch64(infra.basetest.BRTest):
-    br2_external = [EXTERNAL]
-    config = defconfig()
-
-    def boot(self):
-        images = os.path.join(self.builddir, "images")
-        disk = os.path.join(images, "disk.img")
-        self.emulator.boot(
-            arch="aarch64",
-            kernel=os.path.join(images, "Image"),
-            kernel_cmdline=["console=ttyAMA0", "root=PARTLABEL=root", "ro"],
-            options=["-M", "virt", "-cpu", "max,pauth-impdef=on", "-smp", "2", "-m", "512", "-nic", "none",
-                     "-drive", f"if=none,id=disk,format=raw,readonly=on,file={disk}",
-                     "-device", "virtio-blk-device,drive=disk"])
-        self.emulator.login(timeout=180)
-
-    def output(self, command, timeout=120):
-        lines, code = self.emulator.run(command, timeout=timeout)
-        self.assertEqual(code, 0, f"{command}: {lines}")
-        return "\n".join(lines)
-
+class TestColibriAarch64(image.ImageTest):
     def test_run(self):
         self.boot()
-        with open(os.path.join(MODELS, "tiny.golden.json")) as file:
-            golden = json.load(file)
-        case = next(c for c in golden["cases"]
-                    if c["kv"] == "f16" and c.get("prompt") and not c.get("chat"))
+        golden, case = image.golden_results()
 
         # The service, which nobody but the init script has started, gives exactly the golden answer.
         ask = f"colibrictl ask {SERVER} -p {shlex.quote(case['prompt'])} --tokens {case['n']} --json"
@@ -85,7 +44,7 @@ class TestColibriAarch64(infra.basetest.BRTest):
             self.assertEqual(checks[name], "ok", name)
 
         # What the build forces, and what cannot be written.
-        info = self.output(f"colibrictl info {MODEL}")
+        info = self.output(f"colibrictl info {image.MODEL}")
         for name in ("SECURE_MODE", "NO_LOGGING", "VERIFY_MODEL_HASH", "RESTRICTED_SYSCALLS"):
             self.assertIn(f"COLIBRI_{name}", info)
         for place in ("/", "/models"):
