@@ -14,18 +14,14 @@ __all__ = ["ColibriError", "__version__"]
 
 
 def _version() -> str:
-    """Version of the release: installed metadata, or engine/VERSION in a source tree."""
+    """Version of the release: a file of the installed package, or of the source tree above it."""
     from pathlib import Path
 
-    source = Path(__file__).resolve().parent.parent / "VERSION"
-    if source.is_file():
-        return source.read_text(encoding="utf-8").strip()
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("colibri-moe")
-    except PackageNotFoundError:
-        return "unknown"
+    package = Path(__file__).resolve().parent
+    for file in (package / "VERSION", package.parent / "VERSION"):
+        if file.is_file():
+            return file.read_text(encoding="utf-8").strip()
+    return "unknown"
 
 
 __version__ = _version()

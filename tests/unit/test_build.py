@@ -294,8 +294,10 @@ def test_the_release_tarball_makes_a_wheel_that_runs(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("colibri_moe-*.whl")
     run(*pip, "install", "--no-deps", "--no-index", "--target", tmp_path / "site", wheel)
     program = "import colibri.engine as e; e.selftest(); print(e._ffi.__file__, e.build_info())"
+    program += "; print(__import__('colibri').__version__)"
     variables = {"PYTHONPATH": str(tmp_path / "site"), "COLIBRI_LIBRARY": ""}
     output = run(sys.executable, "-c", program, cwd=tmp_path, **variables).split()
     assert Path(output[0]).is_relative_to(tmp_path / "site")
     version = (ENGINE / "VERSION").read_text().strip()
     assert output[1].startswith(f"colibri_v{version}_")
+    assert output[2] == version
