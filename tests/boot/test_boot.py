@@ -51,7 +51,7 @@ def dropped_options(boot_run: BootRun, shell: Shell) -> list[str]:
     requests = kconfig_check.load_fragments(FRAGMENT_FOLDER / f"{name}.cfg" for name in names)
     config = kconfig_check.parse_config(shell.read_file("/proc/config.gz"), "/proc/config.gz")
     answers = kconfig_check.check(requests, config)
-    assert len(answers) > 50
+    assert len(answers) > 40  # the layer for Yocto asks for 41: linux-yocto brings what `base` and `arm64` hold
     return [f"{answer.request.text}: {answer.note}" for answer in answers if answer.dropped]
 
 
