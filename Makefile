@@ -156,7 +156,7 @@ BR2_OUTPUT ?= build/buildroot
 buildroot: dist models ## firmware with Buildroot: BUILDROOT=TREE, BR2_OUTPUT=build/buildroot, BR2_FRAGMENT=more settings
 	@br2-external/utils/build '$(BUILDROOT)' '$(abspath $(BR2_OUTPUT))' $(or $(BR2_CONFIG),colibri_qemu_aarch64_defconfig) $(BR2_FRAGMENT)
 buildroot-check: dist ## check-package, shellcheck, savedefconfig, show-info, legal-info: BUILDROOT=TREE
-	@PATH="$(abspath $(VENV)):$$PATH" br2-external/utils/check '$(BUILDROOT)' '$(abspath $(BR2_OUTPUT))-check' '$(abspath $(BR2_OUTPUT))'
+	@br2-external/utils/check '$(BUILDROOT)' '$(abspath $(BR2_OUTPUT))-check' '$(abspath $(BR2_OUTPUT))'
 
 .PHONY: clean
 clean: ## remove build/ except the Python environment (caches stay in ~/.cache/colibri)
