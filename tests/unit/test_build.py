@@ -35,7 +35,7 @@ ALLOWED_SYMBOLS = {
     "pthread_mutex_lock pthread_mutex_trylock pthread_mutex_unlock pthread_cond_init pthread_cond_destroy "
     "pthread_cond_wait pthread_cond_timedwait pthread_cond_signal pthread_cond_broadcast pthread_condattr_init "
     "pthread_condattr_setclock pthread_condattr_destroy pthread_sigmask pthread_self sigfillset sigdelset "
-    "sched_yield sched_getaffinity __sched_cpucount pthread_setname_np",
+    "sched_yield sched_getaffinity sched_setaffinity __sched_cpucount pthread_setname_np",
     "how long storage has not answered": "clock_gettime",
     "prctl, seccomp, Landlock": "syscall",
     "strings": "memcpy memmove memset memcmp memchr strcpy strlen strcmp strncmp strchr strstr strerror strerror_r "

@@ -133,7 +133,8 @@ enum colibri_kv { COLIBRI_KV_F16 = 0, COLIBRI_KV_F32 = 1 };
 
 typedef struct colibri_model_options {
     uint32_t struct_size;
-    uint32_t threads;         /* 1..64; 0 = number of CPUs this process may use, at most 4 */
+    uint32_t threads;         /* 1..64; 0 = number of CPUs this process may use (mask, quota of its
+                                 control groups), at most 4 */
     uint32_t context_tokens;  /* 0 = the model's own, at most 2048; KV cache is sized by it */
     uint32_t batch_tokens;    /* tokens per prompt batch, 1..512; 0 = 32 */
     uint32_t max_sessions;    /* 1..64; 0 = 1 */
@@ -169,6 +170,14 @@ COLIBRI_API int colibri_model_open(const char *path, const colibri_model_options
                                    colibri_model **model, colibri_error *error);
 /* Sessions of the model must have been freed. NULL is allowed. */
 COLIBRI_API void colibri_model_close(colibri_model *model);
+
+/*
+ * Binds the calling thread, and the threads that it makes from now on (those of a model that it opens), to
+ * the CPUs of its mask whose cpu_capacity in sysfs is at least 3/4 of the largest. Nothing else binds a
+ * thread. The default of options.threads follows. Before colibri_sandbox_enter's STEADY. Errors: THREAD,
+ * and nothing has changed: a capacity is not known, or there are fewer such CPUs than `threads` (0: any).
+ */
+COLIBRI_API int colibri_bind_big_cores(uint32_t threads, colibri_error *error);
 
 COLIBRI_API int colibri_session_create(colibri_model *model, colibri_session **session,
                                        colibri_error *error);

@@ -150,21 +150,6 @@ void cb_unmap(struct cb_mapping *m)
     m->bytes = 0;
 }
 
-unsigned cb_cpu_count(void)
-{
-    cpu_set_t set;
-    long online;
-
-    if (sched_getaffinity(0, sizeof set, &set) == 0) {
-        int n = CPU_COUNT(&set);
-
-        if (n > 0)
-            return (unsigned)n;
-    }
-    online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (unsigned)online : 1;
-}
-
 #define TEXT_BYTES 4096u
 
 /* The beginning of a small file, terminated; empty when there is none. */
@@ -224,87 +209,183 @@ uint64_t cb_map_count_limit(void)
     return limit > 0 ? (uint64_t)limit : 65530;
 }
 
-/* ---- memory cgroups ------------------------------------------------------------------------------- */
+/* ---- control groups ------------------------------------------------------------------------------- */
 
 #define GROUP_BYTES 512u /* of the path of a group; a longer one is cut to an ancestor */
 /* Held back for what comes behind the locks: stacks, the ids of a prompt; tables are 1/512. */
 #define GROUP_RESERVE_BYTES (INT64_C(2) << 20)
 
+/* line: what stands before the path in "number:controllers:path"; folder: below the mount. */
 struct group_version {
     const char *line, *folder, *limit, *usage, *active, *inactive;
 };
 
-static const struct group_version group_versions[] = {
+static const struct group_version memory_groups[] = {
     {"0::", "", "memory.max", "memory.current", "\nactive_file ", "\ninactive_file "},
     {":memory:", "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
      "\ntotal_active_file ", "\ntotal_inactive_file "},
+    {NULL, NULL, NULL, NULL, NULL, NULL},
 };
+
+/* usage: the period, behind `active`. */
+static const struct group_version cpu_groups[] = {
+    {"0::", "", "cpu.max", "cpu.max", " ", NULL},
+    {":cpu:", "/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us", "", NULL},
+    {"cpu,cpuacct:", "/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us", "", NULL},
+    {",cpu:", "/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us", "", NULL},
+    {NULL, NULL, NULL, NULL, NULL, NULL},
+};
+
+/* A group: what its files are called, and where they are. */
+struct group {
+    const struct group_version *version;
+    const char *mount;
+    char path[GROUP_BYTES];
+};
+
+static int64_t group_number(const struct group *g, const char *file, const char *name)
+{
+    char path[GROUP_BYTES + 128];
+
+    (void)snprintf(path, sizeof path, "%s%s%s/%s", g->mount, g->version->folder, g->path, file);
+    return number_in(path, name);
+}
 
 /* What one group leaves, or -1. Like MemAvailable it counts page cache that is not locked as free:
  * the part of the model that is resident already is in `usage`, and locking does not charge it
  * again. */
-static int64_t group_left(const struct group_version *v, const char *mount, const char *group,
-                          int64_t *limit)
+static int64_t memory_left(const struct group *g, int64_t limit)
 {
-    static const char form[] = "%s%s%s/%s";
-    char path[GROUP_BYTES + 128];
-    int64_t usage, active, inactive;
+    int64_t usage = group_number(g, g->version->usage, ""), active, inactive;
 
-    (void)snprintf(path, sizeof path, form, mount, v->folder, group, v->limit);
-    *limit = number_in(path, "");
-    (void)snprintf(path, sizeof path, form, mount, v->folder, group, v->usage);
-    usage = number_in(path, "");
-    if (*limit < 0 || usage < 0)
+    if (usage < 0)
         return -1;
-    (void)snprintf(path, sizeof path, form, mount, v->folder, group, "memory.stat");
-    active = number_in(path, v->active);
-    inactive = number_in(path, v->inactive);
+    active = group_number(g, "memory.stat", g->version->active);
+    inactive = group_number(g, "memory.stat", g->version->inactive);
     usage -= (active > 0 ? active : 0) + (inactive > 0 ? inactive : 0);
-    usage = *limit - (usage > 0 ? usage : 0);
+    usage = limit - (usage > 0 ? usage : 0);
     usage -= GROUP_RESERVE_BYTES + usage / 512;
     return usage > 0 ? usage : 0;
 }
 
-int64_t cb_group_available(const char *membership, const char *mount, int64_t *limit)
+/* Thousandths of a CPU that one group grants, or -1. */
+static int64_t cpu_share(const struct group *g, int64_t quota)
 {
-    char text[TEXT_BYTES], group[GROUP_BYTES];
+    int64_t period = group_number(g, g->version->usage, g->version->active);
+
+    return period <= 0 || quota > INT64_MAX / 1000 ? -1 : quota * 1000 / period;
+}
+
+/* The least that `left` says of the groups of this process and their parents, or -1. */
+static int64_t tightest_group(const struct group_version *version, const char *membership,
+                              const char *mount, int64_t (*left)(const struct group *, int64_t),
+                              int64_t *limit)
+{
+    char text[TEXT_BYTES];
+    struct group g;
     int64_t least = -1;
-    size_t i, length;
+    size_t length;
 
     *limit = -1;
-    for (i = 0; i < sizeof group_versions / sizeof group_versions[0]; i++) {
-        const struct group_version *v = &group_versions[i];
-        const char *at;
+    g.mount = mount;
+    read_text(membership, text);
+    for (; version->line != NULL; version++) {
+        const char *at = strstr(text, version->line);
 
-        read_text(membership, text);
-        at = strstr(text, v->line);
         if (at == NULL)
             continue;
-        at += strlen(v->line);
+        g.version = version;
+        at += strlen(version->line);
         for (length = 0; length < GROUP_BYTES - 1 && at[length] != '\0' && at[length] != '\n';)
             length++;
-        memcpy(group, at, length);
+        memcpy(g.path, at, length);
         if (length == GROUP_BYTES - 1)
-            group[length - 1] = '/'; /* cut below */
+            g.path[length - 1] = '/'; /* cut below */
         for (;;) { /* the group, then each of its parents */
-            int64_t one, left;
+            int64_t one, rest;
 
-            while (length > 0 && group[length - 1] == '/')
+            while (length > 0 && g.path[length - 1] == '/')
                 length--;
-            group[length] = '\0';
-            left = group_left(v, mount, group, &one);
-            if (left >= 0 && (least < 0 || left < least)) {
-                least = left;
+            g.path[length] = '\0';
+            one = group_number(&g, version->limit, "");
+            rest = one < 0 ? -1 : left(&g, one);
+            if (rest >= 0 && (least < 0 || rest < least)) {
+                least = rest;
                 *limit = one;
             }
             if (length == 0)
                 break;
-            while (length > 0 && group[length - 1] != '/')
+            while (length > 0 && g.path[length - 1] != '/')
                 length--;
         }
     }
     return least;
 }
+
+int64_t cb_group_available(const char *membership, const char *mount, int64_t *limit)
+{
+    return tightest_group(memory_groups, membership, mount, memory_left, limit);
+}
+
+int64_t cb_group_cpus(const char *membership, const char *mount)
+{
+    int64_t quota;
+
+    return tightest_group(cpu_groups, membership, mount, cpu_share, &quota);
+}
+
+/* ---- processors ------------------------------------------------------------------------------------- */
+
+unsigned cb_cpu_count(void)
+{
+    cpu_set_t set;
+    long count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
+
+    if (count <= 0)
+        count = sysconf(_SC_NPROCESSORS_ONLN);
+    return cb_granted_cpus(count, cb_group_cpus("/proc/self/cgroup", "/sys/fs/cgroup"));
+}
+
+int cb_bind_big_cores(const char *folder, uint32_t threads, colibri_error *error)
+{
+    char path[128];
+    cpu_set_t set, big;
+    int64_t capacity, largest = 0;
+    unsigned cpu, count = 0, pass;
+
+    CPU_ZERO(&big);
+    CPU_ZERO(&set); /* stays so when there are more CPUs than it holds: then none is found */
+    (void)sched_getaffinity(0, sizeof set, &set);
+    for (pass = 0; pass < 2; pass++) {
+        for (cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+            if (!CPU_ISSET(cpu, &set))
+                continue;
+            (void)snprintf(path, sizeof path, "%s/cpu%u/cpu_capacity", folder, cpu);
+            capacity = number_in(path, "");
+            if (capacity < 0)
+                return cb_fail(error, COLIBRI_ERR_THREAD, CB_NO_OFFSET,
+                               "big cores are not known: %s has no number", path);
+            if (pass == 0) {
+                largest = capacity > largest ? capacity : largest;
+            } else if (capacity >= largest - largest / 4) {
+                CPU_SET(cpu, &big);
+                count++;
+            }
+        }
+    }
+    if (threads > count)
+        return cb_fail(error, COLIBRI_ERR_THREAD, CB_NO_OFFSET,
+                       "%u threads are asked for, but there are %u big cores: lower threads", threads, count);
+    if (sched_setaffinity(0, sizeof big, &big) != 0)
+        return cb_fail(error, COLIBRI_ERR_THREAD, CB_NO_OFFSET, "sched_setaffinity: %s", strerror(errno));
+    return 0;
+}
+
+int colibri_bind_big_cores(uint32_t threads, colibri_error *error)
+{
+    return cb_bind_big_cores("/sys/devices/system/cpu", threads, error);
+}
+
 
 uint64_t cb_system_budget(void)
 {

@@ -33,8 +33,22 @@ void cb_unmap(struct cb_mapping *m);
 /* Core dumps leave a mapping out. */
 void cb_keep_from_dumps(const struct cb_mapping *m);
 
-/* CPUs this process may use, at least 1. */
+/* CPUs this process may use, at least 1: those of its mask, or the whole ones that its control groups
+ * grant time for when these are fewer. */
 unsigned cb_cpu_count(void);
+/* Thousandths of a CPU that the control groups of this process grant, as `membership`
+ * (/proc/self/cgroup) names them below `mount` (/sys/fs/cgroup); -1 when none has a quota. */
+int64_t cb_group_cpus(const char *membership, const char *mount);
+/* Of `count` CPUs: a thread more than is granted would be throttled while the others wait in the barrier. */
+static inline unsigned cb_granted_cpus(long count, int64_t granted)
+{
+    if (granted >= 0 && granted / 1000 < count)
+        count = (long)(granted / 1000);
+    return count > 0 ? (unsigned)count : 1;
+}
+
+/* colibri_bind_big_cores with another /sys/devices/system/cpu. */
+int cb_bind_big_cores(const char *folder, uint32_t threads, colibri_error *error);
 
 /* What locking achieved. */
 struct cb_lock_state {

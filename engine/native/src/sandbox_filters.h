@@ -28,40 +28,41 @@
 
 /* aarch64 */
 #define CB_SANDBOX_FILTERS 1
-#define CB_SANDBOX_START_CALLS 58u
+#define CB_SANDBOX_START_CALLS 59u
 #define CB_SANDBOX_STEADY_CALLS 20u
 
 static const uint32_t start_filter[] = {
     CB_BPF(LOAD, 0, 0, 4), /* architecture */
-    CB_BPF(EQUAL, 0, 105, CB_BPF_LARGE(0)),
+    CB_BPF(EQUAL, 0, 106, CB_BPF_LARGE(0)),
     CB_BPF(LOAD, 0, 0, 0), /* number */
-    CB_BPF(EQUAL, 104, 0, 98), /* futex */
-    CB_BPF(EQUAL, 103, 0, 67), /* pread64 */
-    CB_BPF(EQUAL, 102, 0, 63), /* read */
-    CB_BPF(EQUAL, 101, 0, 64), /* write */
-    CB_BPF(EQUAL, 100, 0, 66), /* writev */
-    CB_BPF(EQUAL, 99, 0, 57), /* close */
-    CB_BPF(EQUAL, 98, 0, 233), /* madvise */
-    CB_BPF(EQUAL, 97, 0, 223), /* fadvise64 */
-    CB_BPF(EQUAL, 96, 0, 113), /* clock_gettime */
-    CB_BPF(EQUAL, 95, 0, 73), /* ppoll */
-    CB_BPF(EQUAL, 94, 0, 242), /* accept4 */
-    CB_BPF(EQUAL, 47, 0, 206), /* sendto */
-    CB_BPF(EQUAL, 50, 0, 226), /* mprotect */
-    CB_BPF(EQUAL, 91, 0, 215), /* munmap */
-    CB_BPF(EQUAL, 90, 0, 139), /* rt_sigreturn */
-    CB_BPF(EQUAL, 89, 0, 135), /* rt_sigprocmask */
-    CB_BPF(EQUAL, 88, 0, 134), /* rt_sigaction */
-    CB_BPF(EQUAL, 87, 0, 128), /* restart_syscall */
-    CB_BPF(EQUAL, 86, 0, 93), /* exit */
-    CB_BPF(EQUAL, 85, 0, 94), /* exit_group */
-    CB_BPF(EQUAL, 85, 0, 435), /* clone3 */
-    CB_BPF(EQUAL, 45, 0, 220), /* clone */
-    CB_BPF(EQUAL, 49, 0, 283), /* membarrier */
-    CB_BPF(EQUAL, 81, 0, 99), /* set_robust_list */
-    CB_BPF(EQUAL, 80, 0, 293), /* rseq */
-    CB_BPF(EQUAL, 79, 0, 178), /* gettid */
-    CB_BPF(EQUAL, 78, 0, 123), /* sched_getaffinity */
+    CB_BPF(EQUAL, 105, 0, 98), /* futex */
+    CB_BPF(EQUAL, 104, 0, 67), /* pread64 */
+    CB_BPF(EQUAL, 103, 0, 63), /* read */
+    CB_BPF(EQUAL, 102, 0, 64), /* write */
+    CB_BPF(EQUAL, 101, 0, 66), /* writev */
+    CB_BPF(EQUAL, 100, 0, 57), /* close */
+    CB_BPF(EQUAL, 99, 0, 233), /* madvise */
+    CB_BPF(EQUAL, 98, 0, 223), /* fadvise64 */
+    CB_BPF(EQUAL, 97, 0, 113), /* clock_gettime */
+    CB_BPF(EQUAL, 96, 0, 73), /* ppoll */
+    CB_BPF(EQUAL, 95, 0, 242), /* accept4 */
+    CB_BPF(EQUAL, 48, 0, 206), /* sendto */
+    CB_BPF(EQUAL, 51, 0, 226), /* mprotect */
+    CB_BPF(EQUAL, 92, 0, 215), /* munmap */
+    CB_BPF(EQUAL, 91, 0, 139), /* rt_sigreturn */
+    CB_BPF(EQUAL, 90, 0, 135), /* rt_sigprocmask */
+    CB_BPF(EQUAL, 89, 0, 134), /* rt_sigaction */
+    CB_BPF(EQUAL, 88, 0, 128), /* restart_syscall */
+    CB_BPF(EQUAL, 87, 0, 93), /* exit */
+    CB_BPF(EQUAL, 86, 0, 94), /* exit_group */
+    CB_BPF(EQUAL, 86, 0, 435), /* clone3 */
+    CB_BPF(EQUAL, 46, 0, 220), /* clone */
+    CB_BPF(EQUAL, 50, 0, 283), /* membarrier */
+    CB_BPF(EQUAL, 82, 0, 99), /* set_robust_list */
+    CB_BPF(EQUAL, 81, 0, 293), /* rseq */
+    CB_BPF(EQUAL, 80, 0, 178), /* gettid */
+    CB_BPF(EQUAL, 79, 0, 123), /* sched_getaffinity */
+    CB_BPF(EQUAL, 78, 0, 122), /* sched_setaffinity */
     CB_BPF(EQUAL, 77, 0, 124), /* sched_yield */
     CB_BPF(EQUAL, 47, 0, 222), /* mmap */
     CB_BPF(EQUAL, 75, 0, 214), /* brk */
@@ -186,45 +187,46 @@ static const uint32_t large_operands[] = {0xc00000b7, 0xfffffffc, 0xffbfffff, 0x
 
 /* arm */
 #define CB_SANDBOX_FILTERS 1
-#define CB_SANDBOX_START_CALLS 73u
+#define CB_SANDBOX_START_CALLS 74u
 #define CB_SANDBOX_STEADY_CALLS 25u
 
 static const uint32_t start_filter[] = {
     CB_BPF(LOAD, 0, 0, 4), /* architecture */
-    CB_BPF(EQUAL, 0, 98, CB_BPF_LARGE(0)),
+    CB_BPF(EQUAL, 0, 99, CB_BPF_LARGE(0)),
     CB_BPF(LOAD, 0, 0, 0), /* number */
-    CB_BPF(EQUAL, 97, 0, 240), /* futex */
-    CB_BPF(EQUAL, 96, 0, 422), /* futex_time64 */
-    CB_BPF(EQUAL, 95, 0, 180), /* pread64 */
-    CB_BPF(EQUAL, 94, 0, 3), /* read */
-    CB_BPF(EQUAL, 93, 0, 4), /* write */
-    CB_BPF(EQUAL, 92, 0, 146), /* writev */
-    CB_BPF(EQUAL, 91, 0, 6), /* close */
-    CB_BPF(EQUAL, 90, 0, 220), /* madvise */
-    CB_BPF(EQUAL, 89, 0, 270), /* arm_fadvise64_64 */
-    CB_BPF(EQUAL, 88, 0, 263), /* clock_gettime */
-    CB_BPF(EQUAL, 87, 0, 403), /* clock_gettime64 */
-    CB_BPF(EQUAL, 86, 0, 168), /* poll */
-    CB_BPF(EQUAL, 85, 0, 336), /* ppoll */
-    CB_BPF(EQUAL, 84, 0, 414), /* ppoll_time64 */
-    CB_BPF(EQUAL, 83, 0, 366), /* accept4 */
-    CB_BPF(EQUAL, 58, 0, 290), /* sendto */
-    CB_BPF(EQUAL, 59, 0, 125), /* mprotect */
-    CB_BPF(EQUAL, 80, 0, 91), /* munmap */
-    CB_BPF(EQUAL, 79, 0, 173), /* rt_sigreturn */
-    CB_BPF(EQUAL, 78, 0, 119), /* sigreturn */
-    CB_BPF(EQUAL, 77, 0, 175), /* rt_sigprocmask */
-    CB_BPF(EQUAL, 76, 0, 174), /* rt_sigaction */
-    CB_BPF(EQUAL, 75, 0, 0), /* restart_syscall */
-    CB_BPF(EQUAL, 74, 0, 1), /* exit */
-    CB_BPF(EQUAL, 73, 0, 248), /* exit_group */
-    CB_BPF(EQUAL, 73, 0, 435), /* clone3 */
-    CB_BPF(EQUAL, 51, 0, 120), /* clone */
-    CB_BPF(EQUAL, 53, 0, 389), /* membarrier */
-    CB_BPF(EQUAL, 69, 0, 338), /* set_robust_list */
-    CB_BPF(EQUAL, 68, 0, 398), /* rseq */
-    CB_BPF(EQUAL, 67, 0, 224), /* gettid */
-    CB_BPF(EQUAL, 66, 0, 242), /* sched_getaffinity */
+    CB_BPF(EQUAL, 98, 0, 240), /* futex */
+    CB_BPF(EQUAL, 97, 0, 422), /* futex_time64 */
+    CB_BPF(EQUAL, 96, 0, 180), /* pread64 */
+    CB_BPF(EQUAL, 95, 0, 3), /* read */
+    CB_BPF(EQUAL, 94, 0, 4), /* write */
+    CB_BPF(EQUAL, 93, 0, 146), /* writev */
+    CB_BPF(EQUAL, 92, 0, 6), /* close */
+    CB_BPF(EQUAL, 91, 0, 220), /* madvise */
+    CB_BPF(EQUAL, 90, 0, 270), /* arm_fadvise64_64 */
+    CB_BPF(EQUAL, 89, 0, 263), /* clock_gettime */
+    CB_BPF(EQUAL, 88, 0, 403), /* clock_gettime64 */
+    CB_BPF(EQUAL, 87, 0, 168), /* poll */
+    CB_BPF(EQUAL, 86, 0, 336), /* ppoll */
+    CB_BPF(EQUAL, 85, 0, 414), /* ppoll_time64 */
+    CB_BPF(EQUAL, 84, 0, 366), /* accept4 */
+    CB_BPF(EQUAL, 59, 0, 290), /* sendto */
+    CB_BPF(EQUAL, 60, 0, 125), /* mprotect */
+    CB_BPF(EQUAL, 81, 0, 91), /* munmap */
+    CB_BPF(EQUAL, 80, 0, 173), /* rt_sigreturn */
+    CB_BPF(EQUAL, 79, 0, 119), /* sigreturn */
+    CB_BPF(EQUAL, 78, 0, 175), /* rt_sigprocmask */
+    CB_BPF(EQUAL, 77, 0, 174), /* rt_sigaction */
+    CB_BPF(EQUAL, 76, 0, 0), /* restart_syscall */
+    CB_BPF(EQUAL, 75, 0, 1), /* exit */
+    CB_BPF(EQUAL, 74, 0, 248), /* exit_group */
+    CB_BPF(EQUAL, 74, 0, 435), /* clone3 */
+    CB_BPF(EQUAL, 52, 0, 120), /* clone */
+    CB_BPF(EQUAL, 54, 0, 389), /* membarrier */
+    CB_BPF(EQUAL, 70, 0, 338), /* set_robust_list */
+    CB_BPF(EQUAL, 69, 0, 398), /* rseq */
+    CB_BPF(EQUAL, 68, 0, 224), /* gettid */
+    CB_BPF(EQUAL, 67, 0, 242), /* sched_getaffinity */
+    CB_BPF(EQUAL, 66, 0, 241), /* sched_setaffinity */
     CB_BPF(EQUAL, 65, 0, 158), /* sched_yield */
     CB_BPF(EQUAL, 49, 0, 192), /* mmap2 */
     CB_BPF(EQUAL, 63, 0, 45), /* brk */
@@ -338,41 +340,42 @@ static const uint32_t large_operands[] = {0x40000028, 0xfffffffc, 0xffbfffff, 0x
 
 /* x86-64 */
 #define CB_SANDBOX_FILTERS 1
-#define CB_SANDBOX_START_CALLS 65u
+#define CB_SANDBOX_START_CALLS 66u
 #define CB_SANDBOX_STEADY_CALLS 21u
 
 static const uint32_t start_filter[] = {
     CB_BPF(LOAD, 0, 0, 4), /* architecture */
-    CB_BPF(EQUAL, 0, 112, CB_BPF_LARGE(0)),
+    CB_BPF(EQUAL, 0, 113, CB_BPF_LARGE(0)),
     CB_BPF(LOAD, 0, 0, 0), /* number */
-    CB_BPF(EQUAL, 111, 0, 202), /* futex */
-    CB_BPF(EQUAL, 110, 0, 17), /* pread64 */
-    CB_BPF(EQUAL, 109, 0, 0), /* read */
-    CB_BPF(EQUAL, 108, 0, 1), /* write */
-    CB_BPF(EQUAL, 107, 0, 20), /* writev */
-    CB_BPF(EQUAL, 106, 0, 3), /* close */
-    CB_BPF(EQUAL, 105, 0, 28), /* madvise */
-    CB_BPF(EQUAL, 104, 0, 221), /* fadvise64 */
-    CB_BPF(EQUAL, 103, 0, 228), /* clock_gettime */
-    CB_BPF(EQUAL, 102, 0, 7), /* poll */
-    CB_BPF(EQUAL, 101, 0, 271), /* ppoll */
-    CB_BPF(EQUAL, 100, 0, 288), /* accept4 */
-    CB_BPF(EQUAL, 53, 0, 44), /* sendto */
-    CB_BPF(EQUAL, 56, 0, 10), /* mprotect */
-    CB_BPF(EQUAL, 97, 0, 11), /* munmap */
-    CB_BPF(EQUAL, 96, 0, 15), /* rt_sigreturn */
-    CB_BPF(EQUAL, 95, 0, 14), /* rt_sigprocmask */
-    CB_BPF(EQUAL, 94, 0, 13), /* rt_sigaction */
-    CB_BPF(EQUAL, 93, 0, 219), /* restart_syscall */
-    CB_BPF(EQUAL, 92, 0, 60), /* exit */
-    CB_BPF(EQUAL, 91, 0, 231), /* exit_group */
-    CB_BPF(EQUAL, 91, 0, 435), /* clone3 */
-    CB_BPF(EQUAL, 51, 0, 56), /* clone */
-    CB_BPF(EQUAL, 55, 0, 324), /* membarrier */
-    CB_BPF(EQUAL, 87, 0, 273), /* set_robust_list */
-    CB_BPF(EQUAL, 86, 0, 334), /* rseq */
-    CB_BPF(EQUAL, 85, 0, 186), /* gettid */
-    CB_BPF(EQUAL, 84, 0, 204), /* sched_getaffinity */
+    CB_BPF(EQUAL, 112, 0, 202), /* futex */
+    CB_BPF(EQUAL, 111, 0, 17), /* pread64 */
+    CB_BPF(EQUAL, 110, 0, 0), /* read */
+    CB_BPF(EQUAL, 109, 0, 1), /* write */
+    CB_BPF(EQUAL, 108, 0, 20), /* writev */
+    CB_BPF(EQUAL, 107, 0, 3), /* close */
+    CB_BPF(EQUAL, 106, 0, 28), /* madvise */
+    CB_BPF(EQUAL, 105, 0, 221), /* fadvise64 */
+    CB_BPF(EQUAL, 104, 0, 228), /* clock_gettime */
+    CB_BPF(EQUAL, 103, 0, 7), /* poll */
+    CB_BPF(EQUAL, 102, 0, 271), /* ppoll */
+    CB_BPF(EQUAL, 101, 0, 288), /* accept4 */
+    CB_BPF(EQUAL, 54, 0, 44), /* sendto */
+    CB_BPF(EQUAL, 57, 0, 10), /* mprotect */
+    CB_BPF(EQUAL, 98, 0, 11), /* munmap */
+    CB_BPF(EQUAL, 97, 0, 15), /* rt_sigreturn */
+    CB_BPF(EQUAL, 96, 0, 14), /* rt_sigprocmask */
+    CB_BPF(EQUAL, 95, 0, 13), /* rt_sigaction */
+    CB_BPF(EQUAL, 94, 0, 219), /* restart_syscall */
+    CB_BPF(EQUAL, 93, 0, 60), /* exit */
+    CB_BPF(EQUAL, 92, 0, 231), /* exit_group */
+    CB_BPF(EQUAL, 92, 0, 435), /* clone3 */
+    CB_BPF(EQUAL, 52, 0, 56), /* clone */
+    CB_BPF(EQUAL, 56, 0, 324), /* membarrier */
+    CB_BPF(EQUAL, 88, 0, 273), /* set_robust_list */
+    CB_BPF(EQUAL, 87, 0, 334), /* rseq */
+    CB_BPF(EQUAL, 86, 0, 186), /* gettid */
+    CB_BPF(EQUAL, 85, 0, 204), /* sched_getaffinity */
+    CB_BPF(EQUAL, 84, 0, 203), /* sched_setaffinity */
     CB_BPF(EQUAL, 83, 0, 24), /* sched_yield */
     CB_BPF(EQUAL, 53, 0, 9), /* mmap */
     CB_BPF(EQUAL, 81, 0, 12), /* brk */

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sched.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -432,6 +433,130 @@ static void test_the_tightest_memory_cgroup_bounds_what_is_locked(void)
     }
 }
 
+/* Makes the folders and files of a tree, or removes them: in the other order. */
+static void put_tree(const char *root, const char *const names[], size_t count, int remove_them)
+{
+    char where[256];
+    size_t i;
+
+    for (i = 0; i < count; i++) {
+        (void)snprintf(where, sizeof where, "%s/%s", root, names[remove_them ? count - 1 - i : i]);
+        if (remove_them)
+            CHECK_EQUAL(remove(where), 0);
+        else
+            CHECK_EQUAL(mkdir(where, 0700), 0);
+    }
+}
+
+static void test_the_tightest_cpu_cgroup_bounds_the_threads(void)
+{
+    static const char *const folders[] = {"", "g", "g/s", "cpu", "cpu/b", "cpu/b/c"};
+    static const char *const files[] = {
+        "membership", "g/cpu.max", "g/s/cpu.max", "cpu/b/cpu.cfs_quota_us", "cpu/b/cpu.cfs_period_us",
+        "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us",
+    };
+    char folder[] = "/tmp/colibri-cpus-XXXXXX", membership[64];
+
+    CHECK_EQUAL(cb_granted_cpus(4, -1), 4);
+    CHECK_EQUAL(cb_granted_cpus(4, 4000), 4);
+    CHECK_EQUAL(cb_granted_cpus(4, 3999), 3);
+    CHECK_EQUAL(cb_granted_cpus(2, 8000), 2);
+    CHECK_EQUAL(cb_granted_cpus(4, 500), 1);
+    CHECK_EQUAL(cb_granted_cpus(0, -1), 1);
+    CHECK(mkdtemp(folder) != NULL);
+    (void)snprintf(membership, sizeof membership, "%s/membership", folder);
+    CHECK_EQUAL(cb_group_cpus(membership, folder), -1); /* no such file */
+    put_tree(folder, folders + 1, 5, 0);
+    put_text(folder, files[0], "0::/g/s\n");
+    CHECK_EQUAL(cb_group_cpus(membership, folder), -1); /* no such group */
+    put_text(folder, files[2], "max 100000\n");
+    CHECK_EQUAL(cb_group_cpus(membership, folder), -1);
+    put_text(folder, files[2], "350000 100000\n");
+    CHECK_EQUAL(cb_group_cpus(membership, folder), 3500);
+    put_text(folder, files[1], "20000 10000\n"); /* the parent is tighter */
+    CHECK_EQUAL(cb_group_cpus(membership, folder), 2000);
+    put_text(folder, files[1], "400000 100000\n");
+    CHECK_EQUAL(cb_group_cpus(membership, folder), 3500);
+    put_text(folder, files[1], "400000\n"); /* no period: not understood, no limit */
+    put_text(folder, files[2], "400000 0\n");
+    CHECK_EQUAL(cb_group_cpus(membership, folder), -1);
+    put_text(folder, files[0], "7:cpuset:/g/s\n5:cpu,cpuacct:/b/c\n1:name=systemd:/\n"); /* version 1 */
+    CHECK_EQUAL(cb_group_cpus(membership, folder), -1);
+    put_text(folder, files[3], "-1\n");
+    put_text(folder, files[4], "100000\n");
+    CHECK_EQUAL(cb_group_cpus(membership, folder), -1);
+    put_text(folder, files[3], "50000\n");
+    CHECK_EQUAL(cb_group_cpus(membership, folder), 500);
+    put_text(folder, files[0], "5:cpuacct,cpu:/b\n");
+    CHECK_EQUAL(cb_group_cpus(membership, folder), 500);
+    put_text(folder, files[0], "5:cpu:/\n");
+    CHECK_EQUAL(cb_group_cpus(membership, folder), -1);
+    put_text(folder, files[5], "9223372036854775807\n"); /* more than it can multiply */
+    put_text(folder, files[6], "100000\n");
+    CHECK_EQUAL(cb_group_cpus(membership, folder), -1);
+    put_text(folder, files[0], "5:cpuset:/b\n"); /* another controller */
+    CHECK_EQUAL(cb_group_cpus(membership, folder), -1);
+    put_tree(folder, files, sizeof files / sizeof files[0], 1);
+    put_tree(folder, folders, sizeof folders / sizeof folders[0], 1);
+}
+
+/* Capacities of the CPUs of this process, in a tree of ours. */
+static void put_capacities(const char *root, const cpu_set_t *set, long first, long others)
+{
+    char name[64], text[32];
+    size_t cpu, seen = 0;
+
+    for (cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, set))
+            continue;
+        (void)snprintf(name, sizeof name, "%s/cpu%zu", root, cpu);
+        (void)mkdir(name, 0700);
+        (void)snprintf(name, sizeof name, "cpu%zu/cpu_capacity", cpu);
+        (void)snprintf(text, sizeof text, "%ld\n", seen++ == 0 ? first : others);
+        put_text(root, name, text);
+    }
+}
+
+static void test_threads_are_bound_to_big_cores_or_not_at_all(void)
+{
+    char folder[] = "/tmp/colibri-cores-XXXXXX", name[128];
+    cpu_set_t all, now;
+    colibri_error error;
+    size_t cpu, first = 0;
+    int count;
+
+    CHECK(mkdtemp(folder) != NULL);
+    CHECK_EQUAL(sched_getaffinity(0, sizeof all, &all), 0);
+    count = CPU_COUNT(&all);
+    for (cpu = CPU_SETSIZE; cpu-- > 0;)
+        first = CPU_ISSET(cpu, &all) ? cpu : first;
+    CHECK_EQUAL(cb_bind_big_cores(folder, 0, &error), COLIBRI_ERR_THREAD); /* no capacities */
+    CHECK(strstr(error.message, "cpu_capacity") != NULL);
+    put_capacities(folder, &all, 768, 1024); /* 3/4 is big: all of them are */
+    CHECK_EQUAL(cb_bind_big_cores(folder, (uint32_t)count, &error), 0);
+    CHECK_EQUAL(sched_getaffinity(0, sizeof now, &now), 0);
+    CHECK(CPU_EQUAL(&now, &all));
+    put_capacities(folder, &all, 1024, 767);
+    CHECK_EQUAL(cb_bind_big_cores(folder, 2, &error), COLIBRI_ERR_THREAD); /* only one is */
+    CHECK(strstr(error.message, "2 threads are asked for, but there are 1 big cores") != NULL);
+    CHECK_EQUAL(sched_getaffinity(0, sizeof now, &now), 0);
+    CHECK(CPU_EQUAL(&now, &all)); /* nothing has changed */
+    CHECK_EQUAL(cb_bind_big_cores(folder, 1, &error), 0);
+    CHECK_EQUAL(sched_getaffinity(0, sizeof now, &now), 0);
+    CHECK(CPU_COUNT(&now) == 1 && CPU_ISSET(first, &now));
+    CHECK_EQUAL(cb_cpu_count(), 1); /* and what is chosen by default follows */
+    CHECK_EQUAL(sched_setaffinity(0, sizeof all, &all), 0);
+    for (cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &all))
+            continue;
+        (void)snprintf(name, sizeof name, "%s/cpu%zu/cpu_capacity", folder, cpu);
+        CHECK_EQUAL(remove(name), 0);
+        (void)snprintf(name, sizeof name, "%s/cpu%zu", folder, cpu);
+        CHECK_EQUAL(remove(name), 0);
+    }
+    CHECK_EQUAL(remove(folder), 0);
+}
+
 static void test_the_floating_point_state_of_the_caller_stays(void)
 {
     colibri_model_options o;
@@ -475,6 +600,8 @@ int main(void)
     RUN(test_a_cancel_between_calls_stops_the_next_one);
     RUN(test_the_report_says_what_was_locked);
     RUN(test_the_tightest_memory_cgroup_bounds_what_is_locked);
+    RUN(test_the_tightest_cpu_cgroup_bounds_the_threads);
+    RUN(test_threads_are_bound_to_big_cores_or_not_at_all);
     RUN(test_the_floating_point_state_of_the_caller_stays);
     free(file.bytes);
     return RESULT();

@@ -177,107 +177,29 @@ static void check_isa(struct ctl_doctor *d)
                         available, d->model.isa != NULL ? d->model.isa : best);
 }
 
-#define GROUP_BYTES 512u /* of the path of a control group */
-
-/* The group of a controller ("": version 2) in the lines "number:controllers:/group"; false: none. */
-static bool group_of(const char *line, const char *controller, char group[GROUP_BYTES])
-{
-    size_t length = strlen(controller);
-
-    while (*line != '\0') {
-        size_t all = strcspn(line, "\n");
-        const char *first = memchr(line, ':', all);
-        const char *second = first != NULL ? strchr(first + 1, ':') : NULL;
-
-        if (second == NULL || second > line + all) {
-            return false;
-        }
-        for (const char *word = first + 1; word <= second; word += strcspn(word, ",:") + 1) {
-            size_t path = (size_t)(line + all - second - 1);
-
-            if (strcspn(word, ",:") == length && memcmp(word, controller, length) == 0 &&
-                path < GROUP_BYTES) {
-                memcpy(group, second + 1, path);
-                group[path] = '\0';
-                return true;
-            }
-        }
-        line += all + (line[all] == '\n' ? 1 : 0);
-    }
-    return false;
-}
-
-/* Thousandths of a CPU that one group grants; UINT64_MAX: no limit. */
-static uint64_t quota_of(const struct ctl_doctor *d, bool first_version, const char *group)
-{
-    char text[CTL_DOCTOR_TEXT], path[GROUP_BYTES + 64];
-    uint64_t quota, period = 0;
-    const char *second;
-
-    (void)snprintf(path, sizeof path, "/sys/fs/cgroup%s%s/%s", first_version ? "/cpu" : "", group,
-                   first_version ? "cpu.cfs_quota_us" : "cpu.max");
-    if (ctl_doctor_read(d, path, text) != 0 || !ctl_doctor_number(text, "", &quota)) {
-        return UINT64_MAX; /* "max 100000" and "-1" too */
-    }
-    if (first_version) {
-        (void)snprintf(path, sizeof path, "/sys/fs/cgroup/cpu%s/cpu.cfs_period_us", group);
-        (void)ctl_doctor_read_number(d, path, "", &period);
-    } else if ((second = strchr(text, ' ')) != NULL) {
-        (void)ctl_doctor_number(second, "", &period);
-    }
-    return period == 0 || quota > UINT64_MAX / 1000 ? UINT64_MAX : quota * 1000 / period;
-}
-
-/* Of the tightest among the control groups of this process and their parents. */
-static uint64_t cpu_grant(const struct ctl_doctor *d)
-{
-    char text[CTL_DOCTOR_TEXT], group[GROUP_BYTES];
-    uint64_t least = UINT64_MAX;
-
-    if (ctl_doctor_read(d, "/proc/self/cgroup", text) != 0) {
-        return least;
-    }
-    for (int version = 1; version <= 2; version++) {
-        bool inside = group_of(text, version == 1 ? "cpu" : "", group);
-
-        while (inside) {
-            char *slash = strrchr(group, '/');
-            uint64_t grant;
-
-            if (slash != NULL && slash[1] == '\0') {
-                *slash = '\0'; /* of the root group, or a trailing one */
-            }
-            grant = quota_of(d, version == 1, group);
-            least = grant < least ? grant : least;
-            slash = strrchr(group, '/');
-            inside = slash != NULL;
-            if (inside) {
-                *slash = '\0';
-            }
-        }
-    }
-    return least;
-}
-
 static void check_cpus(struct ctl_doctor *d)
 {
     unsigned cpus = cb_cpu_count();
     unsigned threads = d->model.threads != 0 ? d->model.threads : cpus < 4 ? cpus : 4;
-    uint64_t grant = cpu_grant(d);
+    char membership[512], mount[512];
     struct ctl_check *check;
+    int64_t grant;
 
     if (d->plan.struct_size != 0) {
         threads = d->plan.threads;
     }
+    (void)snprintf(membership, sizeof membership, "%s/proc/self/cgroup", d->root);
+    (void)snprintf(mount, sizeof mount, "%s/sys/fs/cgroup", d->root);
+    grant = cb_group_cpus(membership, mount);
     if (threads > cpus) {
         check = ctl_check_add(d, "cpus", CTL_WARNING, "%u threads on %u CPUs wait for each other", threads,
                               cpus);
         ctl_check_fix(check, "--threads %u", cpus);
-    } else if (grant < (uint64_t)threads * 1000) {
+    } else if (grant >= 0 && grant < (int64_t)threads * 1000) {
         check = ctl_check_add(d, "cpus", CTL_WARNING,
-                              "a control group grants %" PRIu64 ".%" PRIu64 " CPUs to %u threads", grant / 1000,
+                              "a control group grants %" PRId64 ".%" PRId64 " CPUs to %u threads", grant / 1000,
                               grant % 1000 / 100, threads);
-        ctl_check_fix(check, "--threads %" PRIu64 ", or CPUQuota=%u%% in the unit",
+        ctl_check_fix(check, "--threads %" PRId64 ", or CPUQuota=%u%% in the unit",
                       grant < 1000 ? 1 : grant / 1000, threads * 100);
     } else {
         (void)ctl_check_add(d, "cpus", CTL_OK, "%u CPUs for %u threads", cpus, threads);

@@ -26,6 +26,8 @@
 const struct ctl_option ctl_model_options[] = {
     { "threads", 't', CTL_U32, AT(threads), 0, CB_MAX_THREADS, "N", "0",
       "threads that compute; 0 = CPUs this process may use, at most 4" },
+    { "big-cores", 0, CTL_FLAG, AT(big_cores), 0, 0, NULL, NULL,
+      "keep all threads on the CPUs of large cpu_capacity, or refuse" },
     { "context", 'c', CTL_U32, AT(context_tokens), 0, CB_MAX_CONTEXT_TOKENS, "N", "0",
       "tokens the KV cache holds; 0 = the model's own, at most 2048" },
     { "batch", 'b', CTL_U32, AT(batch_tokens), 0, CB_MAX_BATCH_TOKENS, "N", "0",
@@ -237,6 +239,9 @@ int ctl_model_try(const char *command, const char *path, struct ctl_model_values
             return exit_code;
         }
         options.public_key = key;
+    }
+    if (values->big_cores && colibri_bind_big_cores(values->threads, error) != 0) {
+        return colibri_exit_code(error->code);
     }
     return colibri_exit_code(colibri_model_open(path, &options, model, error));
 }

@@ -22,6 +22,7 @@ struct ctl_model_values {
     uint32_t stall_ms;
     bool debug_memory;
     bool secure;
+    bool big_cores;
     bool never_lock; /* commands that compute nothing, whatever the options say */
 };
 
