@@ -17,7 +17,7 @@ import numpy as np
 
 from colibri import __version__
 from colibri._families import FAMILIES, GGUF
-from colibri._spec import Code, Family, Role, RopeStyle
+from colibri._spec import Code, Family, Layout, Role, RopeStyle
 from colibri.checkpoint import Source, TensorFiles, digest_of
 from colibri.errors import ColibriError, shown
 from colibri.families import (
@@ -61,7 +61,7 @@ def expected_names(records: Records, names: dict[str, str]) -> dict[str, tuple[i
             name = _tensor_name(names, role)
             experts = records.layers[layer].experts if layer is not None else 0
             rows = shape.rows * name.parts
-            matrix = (rows, shape.columns) if shape.rows > 1 or shape.layout else (shape.columns,)
+            matrix = (rows, shape.columns) if shape.rows > 1 or shape.layout else (shape.columns * name.parts,)
             if not name.stacked:
                 for expert in range(experts):
                     shapes[name.template.format(layer=layer, expert=expert)] = matrix
@@ -103,16 +103,50 @@ def check_names(source: Source, expected: dict[str, tuple[int, ...]], ignored: l
         )
 
 
-def named_rows(source: Source, names: dict[str, str]) -> RowSource:
-    """Rows by the names of the checkpoint."""
+class Renamed:
+    """Tensors of a checkpoint under the names that families.toml has for them."""
+
+    def __init__(self, source: Source, pairs: list[list[str]]) -> None:
+        self.source = source
+        self._names: dict[str, str] = {}
+        for name in source.shapes():
+            known = name
+            for old, new in pairs:
+                known = known.replace(old, new)
+            if known in self._names:
+                raise ColibriError(
+                    Code.DIRECTORY, f"{shown(name)} and {shown(self._names[known])} are names of one tensor; keep one"
+                )
+            self._names[known] = name
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor."""
+        shapes = self.source.shapes()
+        return {known: shapes[name] for known, name in self._names.items()}
+
+    def rows(self, name: str, first: int, end: int, index: int = 0) -> F32:
+        """As those of the checkpoint."""
+        return self.source.rows(self._names[name], first, end, index)
+
+    def files(self) -> list[Path]:
+        """The files that hold the tensors."""
+        return self.source.files()
+
+
+def named_rows(source: Source, names: dict[str, str], head_dim: int = 0) -> RowSource:
+    """Rows by the names of the checkpoint; head_dim: of every head, for names that need it."""
 
     def rows(slot: Slot, first: int, end: int) -> F32:
         tensor = slot.tensor
         wanted = _tensor_name(names, tensor.role)
         name = wanted.template.format(layer=tensor.layer, expert=slot.expert)
-        skipped = wanted.part * tensor.rows
         index = (slot.expert or 0) if wanted.stacked else 0
-        return source.rows(name, skipped + first, skipped + end, index)
+        if tensor.layout == Layout.ROWS and wanted.parts > 1:  # a vector is one row of the checkpoint
+            values = source.rows(name, 0, 1)
+            runs = wanted.runs(0, tensor.columns, tensor.columns, head_dim)
+            return np.concatenate([values[:, at:to] for at, to in runs], axis=1)
+        parts = [source.rows(name, at, to, index) for at, to in wanted.runs(first, end, tensor.rows, head_dim)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     return rows
 
@@ -174,15 +208,17 @@ def huggingface_job(
     architectures = architectures_of(config)
     key = family_of(architectures, model_type_of(config))
     family = FAMILIES[key]
-    records = decoder_records(shape_from_config(key, config))
+    shape = shape_from_config(key, config)
+    records = decoder_records(shape)
+    names: dict[str, str] = family["tensors"]
+    expected = expected_names(records, names)  # of the whole context: a table of positions is cut behind it
     limit_context(records, context_tokens)
     source = open_checkpoint(directory)
-    names: dict[str, str] = family["tensors"]
-    expected = expected_names(records, names)
     ignored = list(family.get("ignored", []))
     if records.model.tied_head and "head" in names:
         ignored.append(names["head"])  # some writers store the tied matrix twice
-    check_names(source, expected, ignored)
+    tensors = Renamed(source, family.get("renamed", []))
+    check_names(tensors, expected, ignored)
     section = None
     read = ["config.json", f"{source.single}.index.json", *(path.name for path in source.files())]
     if tokenizer:
@@ -207,7 +243,7 @@ def huggingface_job(
     said = {**_options(records, tokenizer, chat), **({"drop_nfc": True} if drop_nfc and tokenizer else {})}
     return Job(
         records,
-        named_rows(source, names),
+        named_rows(tensors, names, shape.head_dim),
         precision,
         section,
         provenance(origin, precision.names(), options=said, license=terms),

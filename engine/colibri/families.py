@@ -66,6 +66,9 @@ class DecoderShape:
     routed_scale: float = 1.0
     threshold: float = 0.0  # 0: none; below it a chosen expert is left out
     gated: bool = True
+    norm: NormKind = NormKind.RMS  # LAYER: with a bias
+    positions: PositionKind = PositionKind.ROPE
+    ffn_bias: bool = False
     rope_style: RopeStyle = RopeStyle.HALF
     qkv_bias: bool = False
     o_bias: bool = False
@@ -157,27 +160,31 @@ def decoder_records(shape: DecoderShape) -> Records:
         vocabulary=shape.vocabulary,
         layers=shape.layers,
         context_tokens=shape.context_tokens,
-        position_kind=PositionKind.ROPE,
+        position_kind=shape.positions,
         tied_head=int(shape.tied_head),
         embedding_multiplier=shape.embedding_multiplier,
         logits_multiplier=1 / shape.logits_divisor,
-        norm_kind=NormKind.RMS,
+        norm_kind=shape.norm,
         norm_eps=shape.norm_eps,
     )
-    inv_freq, factor = frequencies(shape.rope_theta, rotary, shape.scaling)
-    rope = RopeBlock(style=shape.rope_style, pairs=rotary // 2, attention_factor=factor, inv_freq=inv_freq)
-    records = Records(model, [rope], [_layer_records(shape, index) for index in range(shape.layers)])
+    ropes = []
+    if shape.positions == PositionKind.ROPE:
+        inv_freq, factor = frequencies(shape.rope_theta, rotary, shape.scaling)
+        ropes = [RopeBlock(style=shape.rope_style, pairs=rotary // 2, attention_factor=factor, inv_freq=inv_freq)]
+    records = Records(model, ropes, [_layer_records(shape, index) for index in range(shape.layers)])
     # Through the parser: the reader's own rules name the dimension that is out of range.
     return parse_records(encode_records(records))
 
 
 def _layer_records(shape: DecoderShape, index: int) -> LayerRecords:
     dense = index in shape.dense_layers
+    rotated = shape.positions == PositionKind.ROPE and (shape.rope_layers is None or index in shape.rope_layers)
     layer = LayerBlock(
         index=index,
         mixer_kind=spec.MixerKind.ATTENTION,
         ffn_kind=spec.FfnKind.DENSE if dense else spec.FfnKind.MOE,
-        norm_kind=NormKind.RMS,
+        norm_kind=shape.norm,
+        norm_bias=int(shape.norm == NormKind.LAYER),
         norm_eps=shape.norm_eps,
         norm_places=NormPlace.PRE_MIXER | NormPlace.PRE_FFN,
         residual_multiplier=shape.residual_multiplier,
@@ -190,7 +197,7 @@ def _layer_records(shape: DecoderShape, index: int) -> LayerRecords:
         value_dim=shape.head_dim,
         scale=shape.attention_scale or attention_scale(shape.head_dim),
         window_tokens=shape.window_tokens if windowed else 0,
-        rope_table=0 if shape.rope_layers is None or index in shape.rope_layers else spec.NONE_INDEX,
+        rope_table=0 if rotated else spec.NONE_INDEX,
         qk_norm_kind=shape.qk_norm,
         qk_norm_eps=shape.norm_eps if shape.qk_norm else 0.0,
         clip_qkv=shape.clip_qkv,
@@ -200,7 +207,10 @@ def _layer_records(shape: DecoderShape, index: int) -> LayerRecords:
     )
     if dense:
         ffn = FfnBlock(
-            intermediate=shape.dense_intermediate, activation=shape.activation, gated=int(shape.gated)
+            intermediate=shape.dense_intermediate,
+            activation=shape.activation,
+            gated=int(shape.gated),
+            bias=int(shape.ffn_bias),
         )
         return LayerRecords(layer, attention, ffn)
     moe = MoeBlock(
@@ -209,6 +219,7 @@ def _layer_records(shape: DecoderShape, index: int) -> LayerRecords:
         intermediate=shape.intermediate,
         activation=shape.activation,
         gated=int(shape.gated),
+        bias=int(shape.ffn_bias),
         router_score=shape.router_score,
         router_normalise=shape.router_normalise,
         router_input=shape.router_input,
@@ -221,6 +232,7 @@ def _layer_records(shape: DecoderShape, index: int) -> LayerRecords:
             intermediate=shape.shared_intermediate,
             activation=shape.activation,
             gated=1,
+            bias=int(shape.ffn_bias),
             gate=shape.shared_gate,
         )
     return LayerRecords(layer, attention, moe, shared)
@@ -320,6 +332,8 @@ _KINDS: dict[str, Any] = {
     "qk_norm": QkNormKind,
     "shared_gate": SharedGate,
     "activation": Activation,
+    "norm": NormKind,
+    "positions": PositionKind,
 }
 
 
@@ -455,11 +469,13 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
                 "there is no head_dim",
             )
         values["head_dim"] = values["hidden"] // values["heads"]
-    values["kv_heads"] = values["kv_heads"] or values["heads"]
+    values["kv_heads"] = values.get("kv_heads") or values["heads"]
     kinds = {
         name: _KINDS[name][value.upper()] if name in _KINDS else value for name, value in family["layer"].items()
     }
     kinds |= _router_kinds(values)
+    if kinds.pop("one_keeps_its_share", False) and values["top_k"] == 1:
+        kinds["router_normalise"] = RouterNormalise.NONE
     _split_experts(values)
     shape = DecoderShape(
         family=Family[key.upper()],
@@ -476,22 +492,37 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
 
 # --------------------------------------------------------------------------- names of tensors
 
-_PART = re.compile(r"(.*)\[(\d+)/(\d+)\]")
+_PART = re.compile(r"(.*)\[(\d+)/(\d+)( of every head)?\]")
 
 
 @dataclass(frozen=True)
 class TensorName:
-    """A name of families.toml: `part` of `parts` equal runs of the rows of a tensor of the checkpoint."""
+    """A name of families.toml: `part` of `parts` equal runs of the rows of a tensor of the checkpoint.
+
+    by_head: the parts of one attention head are neighbours, instead of all heads of one part.
+    """
 
     template: str
     part: int = 0
     parts: int = 1
+    by_head: bool = False
 
     @classmethod
     def parse(cls, text: str) -> TensorName:
-        """From `name` or `name[part/parts]`."""
+        """From `name`, `name[part/parts]` or `name[part/parts of every head]`."""
         found = _PART.fullmatch(text)
-        return cls(found[1], int(found[2]), int(found[3])) if found else cls(text)
+        return cls(found[1], int(found[2]), int(found[3]), found[4] is not None) if found else cls(text)
+
+    def runs(self, first: int, end: int, rows: int, head_dim: int) -> list[tuple[int, int]]:
+        """Where rows first..end of this part, which has `rows`, lie in the tensor: (first, end) of each run."""
+        if not self.by_head:
+            skipped = self.part * rows
+            return [(skipped + first, skipped + end)]
+        found = []
+        for head in range(first // head_dim, -(-end // head_dim)):
+            skipped = (head * (self.parts - 1) + self.part) * head_dim
+            found.append((skipped + max(first, head * head_dim), skipped + min(end, (head + 1) * head_dim)))
+        return found
 
     @property
     def stacked(self) -> bool:

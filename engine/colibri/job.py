@@ -102,7 +102,7 @@ class Precision:
     def _by_kind(self, scope: Scope, role: Role) -> DType:
         if scope == Scope.EXPERT:
             return self.experts
-        if role == Role.EMBEDDING and self.embeddings is not None:
+        if role in (Role.EMBEDDING, Role.POSITION_EMBEDDING) and self.embeddings is not None:
             return self.embeddings
         if role == Role.HEAD and self.head is not None:
             return self.head

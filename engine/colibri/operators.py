@@ -56,6 +56,19 @@ _EXP_COEFFICIENTS = tuple(  # e6 … e2, the order Horner's scheme needs
 )
 _GELU_OUTER = np.float32(float.fromhex("0x1.988454p-1"))
 _GELU_INNER = np.float32(float.fromhex("0x1.6e4e26p-5"))
+_GELU_ERF_SLOPE = np.float32(0.34375)
+_GELU_ERF_COEFFICIENTS = tuple(  # g7 … g1
+    np.float32(float.fromhex(text))
+    for text in (
+        "0x1.81ec96p-5",
+        "-0x1.a1f422p-3",
+        "0x1.09cc3p-2",
+        "-0x1.d5206cp-6",
+        "0x1.427c9p-3",
+        "0x1.0c4b16p-3",
+        "0x1.19bd08p-3",
+    )
+)
 
 _TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
 _ROUNDER_64 = float.fromhex("0x1.8p52")
@@ -313,6 +326,17 @@ def gelu_tanh(x: F32) -> F32:
     return result
 
 
+def gelu_erf(x: F32) -> F32:
+    """GELU as defined, x * Phi(x): the tail of the normal distribution is a polynomial in t times exp(-x*x/2)."""
+    t = _ONE / (_ONE + _GELU_ERF_SLOPE * np.abs(x))
+    p = _GELU_ERF_COEFFICIENTS[0] * t
+    for coefficient in _GELU_ERF_COEFFICIENTS[1:]:
+        p = (p + coefficient) * t
+    tail = p * exp(np.float32(-0.5) * (x * x))
+    result: F32 = x * np.where(x < _ZERO, tail, _ONE - tail)
+    return result
+
+
 def relu(x: F32) -> F32:
     """x where positive, else +0."""
     return np.where(x > _ZERO, x, _ZERO)
@@ -334,6 +358,8 @@ def activate(activation: int, clamp: float, alpha: float, gate: F32, up: F32 | N
         acted = silu(gate)
     elif activation == Activation.GELU_TANH:
         acted = gelu_tanh(gate)
+    elif activation == Activation.GELU_ERF:
+        acted = gelu_erf(gate)
     elif activation == Activation.RELU:
         acted = relu(gate)
     elif activation == Activation.IDENTITY:
@@ -341,7 +367,7 @@ def activate(activation: int, clamp: float, alpha: float, gate: F32, up: F32 | N
     else:
         raise UnsupportedError(
             f"activation {activation} is not defined by docs/arithmetic.md; "
-            "use silu, gelu_tanh, relu, identity or swiglu_clamped"
+            "use silu, gelu_tanh, gelu_erf, relu, identity or swiglu_clamped"
         )
     result: F32 = acted if up is None else acted * up
     return result

@@ -204,7 +204,6 @@ class ReferenceModel:
         self.records = self.file.records
         self.weights = Weights(self.file)
         model = self.records.model
-        _refuse(model.position_kind == PositionKind.LEARNED, "position_kind learned")
         _refuse(model.embedding_norm_kind != NormKind.NONE, "an embedding norm")
         _refuse(bool(model.head_bias), "head_bias")
         _refuse(model.logits_softcap != 0.0, "logits_softcap")
@@ -236,19 +235,26 @@ class ReferenceModel:
 
     # -- pieces of a layer --------------------------------------------------------------------
 
-    def embed(self, ids: Sequence[int]) -> F32:
-        """Embedding rows times the embedding multiplier: (tokens, hidden)."""
+    def embed(self, ids: Sequence[int], position: int) -> F32:
+        """Embedding rows times the embedding multiplier, learned positions from `position` on: (tokens, hidden)."""
+        model = self.records.model
         rows = matrix_rows(self.weights.matrix(Role.EMBEDDING), ids)
-        return rows * np.float32(self.records.model.embedding_multiplier)
+        x = rows * np.float32(model.embedding_multiplier)
+        if model.position_kind == PositionKind.LEARNED:
+            first = position + model.position_offset
+            x = x + matrix_rows(self.weights.matrix(Role.POSITION_EMBEDDING), range(first, first + len(ids)))
+        return x
 
     def norm(self, kind: int, eps: float, role: Role, layer: int | None, x: F32) -> F32:
         """A norm of the whole hidden vector."""
         if kind == NormKind.NONE:
             return x
         weight = self.weights.needed(role, layer)
-        if kind == NormKind.RMS:
-            return ops.rmsnorm(x, weight, eps)
-        return ops.layernorm(x, weight, self.weights.bias(role, layer), eps)
+        bias = self.weights.bias(role, layer)
+        if kind == NormKind.LAYER:
+            return ops.layernorm(x, weight, bias, eps)
+        y = ops.rmsnorm(x, weight, eps)
+        return y if bias is None else y + bias
 
     def place(self, block: spec.LayerBlock, at: NormPlace, x: F32) -> F32:
         """The norm of a layer at one of its four places, or x where it has none there."""
@@ -444,7 +450,7 @@ class ReferenceSession:
             ops.rope_angles(positions, np.array(rope.inv_freq, dtype=np.float32), rope.attention_factor)
             for rope in model.records.ropes
         ]
-        x = model.embed(ids)
+        x = model.embed(ids, self.position)
         routing: dict[int, I32] = {}
         for index, layer in enumerate(model.records.layers):
             x = self._layer(index, layer, x, angles, routing)

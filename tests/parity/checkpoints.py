@@ -2,9 +2,9 @@
 """Tiny checkpoints with random weights that make every part of a family matter, and what the family's own code says.
 
 A case is a configuration of one family. Those that `transformers` has are written by its own
-`save_pretrained`, the others by the decoder of oracles.py; their configurations vary what published
-models vary: ratios of heads, tied embeddings, biases, windows shorter than the prompt, RoPE scaling,
-sizes that are no multiple of anything.
+`save_pretrained`, the others by the decoders of oracles.py and oracle_deepspeed.py; their configurations
+vary what published models vary: ratios of heads, tied embeddings, biases, windows shorter than the prompt,
+RoPE scaling, sizes that are no multiple of anything.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from oracle_deepspeed import DeepSpeedDecoder
 from oracles import PlainDecoder
 
 PROMPT_TOKENS = 64
@@ -69,8 +70,9 @@ def _cases(family: str, model: str, base: dict[str, Any], variants: dict[str, di
 
 def _plain(family: str, architecture: str, base: dict[str, Any], variants: dict[str, dict[str, Any]]) -> list[Case]:
     """Cases of a family that `transformers` does not have."""
+    gains = base.pop("gains", {})
     base = {"architectures": [architecture], "model_type": family, "head_dim": 16, **base}
-    return [Case(family, name, "", "", {**base, **more}) for name, more in variants.items()]
+    return [Case(family, name, "", "", {**base, **more}, gains) for name, more in variants.items()]
 
 
 def _rope(kind: str, **more: Any) -> dict[str, Any]:
@@ -226,6 +228,35 @@ CASES: list[Case] = [
             "5 experts, top-1, tied": {"num_experts": 5, "num_experts_per_tok": 1, "tie_word_embeddings": True},
         },
     ),
+    *_plain(
+        "deepspeed_moe",
+        "DeepSpeedMoEForCausalLM",
+        {
+            "num_experts": 8,
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 4,
+            "gains": {"4h_to_h.weight": 4.0},  # else the two forms of GELU are hard to tell apart
+        },
+        {
+            "top-2, tanh GELU": {},
+            "top-1, GELU": {"num_experts_per_tok": 1, "hidden_act": "gelu", "num_experts": 5},
+            "experts in every layer, GELU, untied": {
+                "expert_interval": 1,
+                "hidden_act": "gelu",
+                "tie_word_embeddings": False,
+                "num_hidden_layers": 3,
+            },
+            "16 experts, top-3, eps 1e-3": {
+                "num_experts": 16,
+                "num_experts_per_tok": 3,
+                "layer_norm_eps": 1e-3,
+                "head_dim": 24,
+                "num_key_value_heads": 6,
+                "num_attention_heads": 6,
+            },
+        },
+    ),
 ]  # fmt: skip
 
 
@@ -243,13 +274,13 @@ def randomise(model: Any, gains: dict[str, float]) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
-            if name.endswith(("norm.weight", "layernorm.weight")):
+            if name.endswith("norm.weight"):
                 parameter.copy_(1 + 0.1 * noise)
                 continue
             if name.endswith("bias"):
                 parameter.copy_(0.5 * noise)
                 continue
-            gain = 2.0 if "gate.weight" in name or "router" in name or "gate_network" in name else 1.0
+            gain = 2.0 if any(part in name for part in ("gate.weight", "router", "gate_network", "gate.wg")) else 1.0
             for part, factor in gains.items():
                 gain *= factor if part in name else 1.0
             fan_in = 1 if "embed" in name else parameter.shape[-1]
@@ -278,11 +309,14 @@ def make_checkpoint(case: Case, folder: Path) -> Oracle:
 
 def _make_plain(case: Case, folder: Path, seed: int) -> Oracle:
     """As make_checkpoint, with the decoder of oracles.py."""
-    model = PlainDecoder(case.family, case.config())
+    deepspeed = case.family == "deepspeed_moe"
+    model: Any = DeepSpeedDecoder(case.config()) if deepspeed else PlainDecoder(case.family, case.config())
     randomise(model, case.gains)
     ids = [int(token) for token in np.random.default_rng(seed).integers(0, case.config()["vocab_size"], PROMPT_TOKENS)]
     with torch.no_grad(), deterministic():
-        model.parameters["model.norm.weight"].mul_(LOGITS_DEVIATION / float(model.run(ids)[0].std()))
+        factor = LOGITS_DEVIATION / float(model.run(ids)[0].std())
+        for name in model.last_norm:
+            model.parameters[name].mul_(factor)
         logits, routing = model.run(ids)
     model.save_pretrained(folder)
     return Oracle(ids, logits.numpy(), [layer.numpy() for layer in routing])

@@ -48,7 +48,8 @@ experts and best tokens stay the same. Random weights are the worst case for qua
 small margins): the figures compare families and find mistakes, they do not predict quality. For every row the numpy
 reference and the C engine give the same bits, with every instruction set of the machine, token by token and in one
 batch; and every planted fault of the records (frequencies, eps, scales, norms, multipliers, window, gate, activation,
-scores) gives an error above 1e-4.
+scores, RMSNorm for LayerNorm, positions off by one, the other form of GELU) gives an error above 1e-4, as does every
+bias that is left out, but for that of keys without RoPE, which adds the same to all scores of a query.
 
 A dense model as one expert: SmolLM2-135M-Instruct in f16 gives the greedy text of `transformers`' Llama in float32,
 token for token, for 10 prompts of 64 tokens each; no logit differs by more than 2e-4 (`make eval`). The test
@@ -83,7 +84,7 @@ def document() -> str:
             f"| {small['same_best_token']:.0%} / {tiny['same_best_token']:.0%} |"
         )
     middle = MIDDLE.format(
-        refused=refused, tokens=64, oracles="`transformers`; a short torch module of the tests where it has none"
+        refused=refused, tokens=64, oracles="`transformers`; short torch modules of the tests where it has none"
     )
     return HEAD.format(activations=", ".join(activations)) + "\n".join(rows) + "\n" + middle + "\n".join(figures) + "\n"
 

@@ -142,6 +142,8 @@ _ACTIVATIONS: dict[str, Any] = {
 class PlainDecoder:
     """Parameters by name, and a forward pass over one sequence."""
 
+    last_norm = ("model.norm.weight",)
+
     def __init__(self, family: str, config: dict[str, Any]) -> None:
         self.family, self.config = family, config
         self.plan = PLANS[family](config)

@@ -8,24 +8,30 @@ the figures that is meant is recorded with `tests/parity/record.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import CASES, Case, Oracle, make_checkpoint
+from checkpoints import CASES, PROMPT_TOKENS, Case, Oracle, make_checkpoint
 from colibri._spec import (
     NONE_INDEX,
     Activation,
     AttentionBlock,
     FfnBlock,
     MoeBlock,
+    NormKind,
+    PositionKind,
     QkNormKind,
+    Role,
     RouterInput,
     RouterNormalise,
     RouterScore,
 )
+from colibri.convert import convert
 from colibri.engine import isas_available
+from colibri.errors import ColibriError
 from colibri.records import Records
 from colibri.reference import ReferenceModel
 from figures import (
@@ -41,6 +47,7 @@ from figures import (
     run_engine,
     run_reference,
 )
+from safetensors.torch import load_file, save_file
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.id.replace(" ", "_"))
@@ -119,19 +126,24 @@ def _mixtures(records: Records) -> list[MoeBlock]:
 
 
 def _wrong_rope(records: Records) -> bool:
+    if not records.ropes:
+        return False
     records.ropes[0].inv_freq[1] *= 1.05
     return True
 
 
 def _wrong_rope_factor(records: Records) -> bool:
+    if not records.ropes:
+        return False
     records.ropes[0].attention_factor *= 1.02
     return True
 
 
 def _no_rope(records: Records) -> bool:
     found = [mixer for mixer in _mixers(records) if mixer.rope_table != NONE_INDEX]
-    found[0].rope_table = NONE_INDEX
-    return True
+    for mixer in found[:1]:
+        mixer.rope_table = NONE_INDEX
+    return bool(found)
 
 
 def _wrong_eps(records: Records) -> bool:
@@ -157,9 +169,42 @@ def _late_router(records: Records) -> bool:
 
 
 def _rope_on_every_layer(records: Records) -> bool:
-    found = [mixer for mixer in _mixers(records) if mixer.rope_table == NONE_INDEX]
+    found = [mixer for mixer in _mixers(records) if mixer.rope_table == NONE_INDEX and records.ropes]
     for mixer in found:
         mixer.rope_table = 0
+    return bool(found)
+
+
+def _rms_norm_for_layer_norm(records: Records) -> bool:
+    found = [layer.layer for layer in records.layers if layer.layer.norm_kind == NormKind.LAYER]
+    for block in found:
+        block.norm_kind = NormKind.RMS
+    return bool(found)
+
+
+def _last_rms_norm_for_layer_norm(records: Records) -> bool:
+    layer_norm = records.model.norm_kind == NormKind.LAYER
+    records.model.norm_kind = NormKind.RMS
+    return layer_norm
+
+
+def _positions_off_by_one(records: Records) -> bool:
+    records.model.position_offset += 1
+    return records.model.position_kind == PositionKind.LEARNED
+
+
+def _no_positions(records: Records) -> bool:
+    learned = records.model.position_kind == PositionKind.LEARNED
+    records.model.position_kind = PositionKind.NONE if learned else records.model.position_kind
+    return learned
+
+
+def _other_gelu(records: Records) -> bool:
+    blocks = [layer.ffn for layer in records.layers if isinstance(layer.ffn, FfnBlock | MoeBlock)]
+    other = {Activation.GELU_TANH: Activation.GELU_ERF, Activation.GELU_ERF: Activation.GELU_TANH}
+    found = [block for block in blocks if block.activation in other]
+    for block in found:
+        block.activation = other[Activation(block.activation)]
     return bool(found)
 
 
@@ -264,7 +309,8 @@ FAULTS: dict[str, Callable[[Records], bool]] = {
         _no_residual_multiplier, _wrong_embedding_multiplier, _wrong_logits_multiplier, _window_off_by_one,
         _clip_in_front_of_the_norm, _wrong_qk_eps, _no_qk_norm, _other_router_score, _other_normalisation,
         _one_expert_less, _other_activation, _other_shared_gate, _late_router, _rope_on_every_layer,
-        _wrong_routed_scale, _no_threshold,
+        _wrong_routed_scale, _no_threshold, _rms_norm_for_layer_norm, _last_rms_norm_for_layer_norm,
+        _positions_off_by_one, _no_positions, _other_gelu,
     )
 }  # fmt: skip
 
@@ -283,8 +329,58 @@ def test_every_planted_fault_of_the_records_is_seen(checkpoint: tuple[Path, Orac
     assert len(planted) >= 10
 
 
+BIASES = [role for role in Role if role.name.endswith("_BIAS") and role != Role.ROUTER_SELECTION_BIAS]
+
+
+def test_every_bias_that_is_left_out_is_seen(checkpoint: tuple[Path, Oracle], floats: Path) -> None:
+    """Except that of the keys: it adds the same to every score of a query, which a softmax does not see."""
+    ids, logits = checkpoint[1].ids[:FAULT_TOKENS], checkpoint[1].logits[:FAULT_TOKENS]
+    model = ReferenceModel(floats)
+    there = {tensor.role for tensor in model.file.tensors}
+    for role in [role for role in BIASES if role in there]:
+        model = ReferenceModel(floats)
+        vector = model.weights.vector
+        model.weights.vector = partial(_without, vector, role)  # type: ignore[method-assign]
+        error = float_error(model.session("f32").append(ids), Oracle(ids, logits, []))
+        plain_keys = role == Role.K_BIAS and not any(mixer.rope_table != NONE_INDEX for mixer in _mixers(model.records))
+        assert (error > 1e-4) != plain_keys, role.name
+
+
+def _without(vector: Callable[..., Any], left_out: Role, role: Role, *at: Any) -> Any:
+    return None if role == left_out else vector(role, *at)
+
+
 def test_the_recorded_figures_are_those_of_these_cases() -> None:
     assert list(recorded()) == [case.id for case in CASES]
     for figures in recorded().values():
         assert figures["f32"]["error"] <= LIMIT
         assert Figures(**figures["int8"]).rms <= Figures(**figures["int4"]).rms
+
+
+def test_older_names_and_a_shorter_context_of_deepspeed_give_the_same_bits(tmp_path: Path) -> None:
+    chosen = next(case for case in CASES if case.family == "deepspeed_moe")
+    oracle = make_checkpoint(chosen, tmp_path)
+    long = run_reference(converted(tmp_path, tmp_path, INT8), oracle.ids, "f16")
+    tensors = load_file(tmp_path / "model.safetensors")
+    older = {
+        name.replace(".encoder.", ".transformer.").replace(".self_attention.", ".attention."): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(older, tmp_path / "model.safetensors")
+    path = tmp_path / "short.colibri"
+    convert(tmp_path, path, INT8, PROMPT_TOKENS, tokenizer=False, quiet=True)
+    short = run_reference(path, oracle.ids, "f16")
+    np.testing.assert_array_equal(long.logits, short.logits)
+    (entry,) = [tensor for tensor in ReferenceModel(path).file.tensors if tensor.role == Role.POSITION_EMBEDDING]
+    assert entry.rows == PROMPT_TOKENS
+
+
+def test_a_tensor_under_both_of_its_names_is_refused(tmp_path: Path) -> None:
+    chosen = next(case for case in CASES if case.family == "deepspeed_moe")
+    make_checkpoint(chosen, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "language_model.encoder.final_layernorm.bias"
+    tensors[name.replace("encoder", "transformer")] = tensors[name].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ColibriError, match="are names of one tensor; keep one"):
+        converted(tmp_path, tmp_path, INT8)

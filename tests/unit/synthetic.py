@@ -119,12 +119,18 @@ SHAPES: dict[str, Shape] = {
     "partial_rope": Shape(rope_pairs=4, value_dim=24, shared={"intermediate": 40}),
     "deepspeed": Shape(
         dense_layers=(0, 2), no_rope_layers=(0, 1, 2), top_k=1,
-        model={"norm_kind": NormKind.LAYER, "position_kind": PositionKind.NONE},
+        model={"norm_kind": NormKind.LAYER, "position_kind": PositionKind.LEARNED, "position_offset": 2},
         layer={"norm_kind": NormKind.LAYER, "norm_bias": 1},
         attention={"q_bias": 1, "kv_bias": 1, "o_bias": 1},
         moe={"gated": 0, "bias": 1, "activation": Activation.GELU_TANH, "threshold": 0.3,
              "router_normalise": RouterNormalise.NONE, "router_bias": 1},
-        ffn={"gated": 0, "bias": 1, "activation": Activation.GELU_TANH},
+        ffn={"gated": 0, "bias": 1, "activation": Activation.GELU_ERF},
+    ),
+    "biased_gates": Shape(
+        dense_layers=(0,), experts=6, shared={"intermediate": 40, "bias": 1, "activation": Activation.GELU_ERF},
+        layer={"norm_kind": NormKind.LAYER, "norm_places": 15},
+        moe={"bias": 1, "activation": Activation.GELU_ERF, "router_score": RouterScore.SOFTMAX_CHOSEN},
+        ffn={"bias": 1},
     ),
     "plain_experts": Shape(
         dense_layers=(0, 2), no_rope_layers=(0, 1, 2), top_k=1, rope_pairs=0, attention={"o_bias": 1},
@@ -149,7 +155,7 @@ SHAPES: dict[str, Shape] = {
     "parallel": Shape(layer={"norm_places": int(NormPlace.PRE_MIXER), "parallel": 1}),
 }  # fmt: skip
 # Valid records that the C engine of this version refuses; the numpy reference runs them.
-REFERENCE_ONLY = ("deepspeed", "gpt_oss", "parallel")
+REFERENCE_ONLY = ("gpt_oss", "parallel")
 MIXTRALS = ("mixtral", "mixtral_f32", "window_tied", "one_expert_wide", "f16_trunk")
 
 

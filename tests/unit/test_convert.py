@@ -702,7 +702,7 @@ def test_configurations_of_other_families_are_refused_by_name(
         ({"hidden_size": ...}, Code.ARGUMENT, "config.json has no hidden_size"),
         ({"hidden_size": "48"}, Code.ARGUMENT, "config.json: hidden is '48', not a whole number"),
         ({"hidden_size": 48.0}, Code.ARGUMENT, "config.json: hidden is 48.0, not a whole number"),
-        ({"hidden_act": "gelu"}, Code.UNSUPPORTED, "config.json: activation 'gelu', supported: silu"),
+        ({"hidden_act": "mish"}, Code.UNSUPPORTED, "config.json: activation 'mish', supported: silu"),
         ({"head_dim": None, "hidden_size": 50}, Code.ARGUMENT, "config.json: hidden_size 50 is no multiple of 4 heads"),
         ({"num_local_experts": 2000}, Code.LIMIT, "config.json: experts is 2000, must be 1..1024"),
         ({"num_experts_per_tok": 4}, Code.RECORD, "layer 0: top_k 4 of 3 experts"),

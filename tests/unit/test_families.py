@@ -6,9 +6,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from colibri._spec import NONE_INDEX, Activation, AttentionBlock, Code, FfnBlock, MoeBlock, RouterInput, RouterScore
+from colibri._spec import (
+    NONE_INDEX,
+    Activation,
+    AttentionBlock,
+    Code,
+    FfnBlock,
+    MoeBlock,
+    NormKind,
+    PositionKind,
+    RouterInput,
+    RouterNormalise,
+    RouterScore,
+)
 from colibri.errors import ColibriError
-from colibri.families import config_notes, decoder_records, family_of, shape_from_config
+from colibri.families import TensorName, config_notes, decoder_records, family_of, shape_from_config
 from colibri.records import Records
 
 COMMON: dict[str, Any] = {
@@ -25,6 +37,7 @@ SMALL_THINKER = {
 }  # fmt: skip
 LLAMA_MOE = {**COMMON, "intermediate_size": 160, "num_experts": 4, "num_selects": 2}
 SWITCH = {**COMMON, "intermediate_size": 40, "num_experts": 4}
+DEEPSPEED = {key: value for key, value in SWITCH.items() if key != "num_key_value_heads"}
 
 
 def records(family: str, config: dict[str, Any], **more: Any) -> Records:
@@ -123,11 +136,54 @@ def test_weights_of_face_moe_are_the_logits() -> None:
         assert (moe.top_k, moe.gated, moe.router_score, moe.router_normalise) == (2, 0, RouterScore.LOGITS, 0)
 
 
+def test_deepspeed_has_layer_norms_learned_positions_biases_and_experts_in_every_second_layer() -> None:
+    found = records("deepspeed_moe", DEEPSPEED, num_hidden_layers=4)
+    model = found.model
+    assert (model.norm_kind, model.position_kind, model.tied_head, found.ropes) == (2, PositionKind.LEARNED, 1, [])
+    assert [type(layer.ffn) for layer in found.layers] == [FfnBlock, MoeBlock, FfnBlock, MoeBlock]
+    for layer in found.layers:
+        assert (layer.layer.norm_kind, layer.layer.norm_bias) == (NormKind.LAYER, 1)
+        assert isinstance(layer.ffn, FfnBlock | MoeBlock)
+        assert (layer.ffn.gated, layer.ffn.bias, layer.ffn.activation) == (0, 1, Activation.GELU_TANH)
+    for mixer in mixers(found):
+        assert (mixer.q_bias, mixer.kv_bias, mixer.o_bias, mixer.rope_table) == (1, 1, 1, NONE_INDEX)
+        assert (mixer.heads, mixer.kv_heads) == (4, 4)
+
+
+@pytest.mark.parametrize(("top_k", "kind"), [(1, RouterNormalise.NONE), (2, RouterNormalise.SUM)])
+def test_one_expert_of_deepspeed_keeps_its_share_and_several_are_normalised(top_k: int, kind: int) -> None:
+    for moe in mixtures(records("deepspeed_moe", DEEPSPEED, num_experts_per_tok=top_k)):
+        assert (moe.top_k, moe.router_score, moe.router_normalise) == (top_k, RouterScore.SOFTMAX_ALL, kind)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("mlp_type", "residual"), ("add_bias_linear", False), ("use_rotary_position_embeddings", True)],
+)
+def test_what_deepspeed_records_cannot_say_is_refused(key: str, value: object) -> None:
+    error = refusal("deepspeed_moe", DEEPSPEED, **{key: value})
+    assert error.code == Code.UNSUPPORTED
+    assert f"{key} is {value!r}" in error.message
+
+
+def test_experts_per_layer_of_different_number_are_refused() -> None:
+    assert "experts is [4, 8], not a whole number" in refusal("deepspeed_moe", DEEPSPEED, num_experts=[4, 8]).message
+
+
+def test_parts_of_every_head_are_runs_of_rows() -> None:
+    name = TensorName.parse("qkv[1/3 of every head]")
+    assert (name.template, name.part, name.parts) == ("qkv", 1, 3)
+    assert name.runs(0, 8, 8, 4) == [(4, 8), (16, 20)]
+    assert name.runs(3, 6, 8, 4) == [(7, 8), (16, 18)]
+    assert TensorName.parse("x[1/2]").runs(3, 6, 8, 4) == [(11, 14)]
+
+
 @pytest.mark.parametrize(
     ("architecture", "model_type", "family"),
     [
         ("SmallThinkerForCausalLM", "", "smallthinker"),
         ("", "face-moe-v3", "face_moe"),
+        ("", "ds-moe-12b", "deepspeed_moe"),
         ("", "switch_decoder", "switch"),
         ("LlamaMoEForCausalLM", "llama_moe", "llama_moe"),
     ],
@@ -136,7 +192,7 @@ def test_families_are_found_by_architecture_or_type(architecture: str, model_typ
     assert family_of([architecture] if architecture else [], model_type) == family
 
 
-@pytest.mark.parametrize("architecture", ["SwitchTransformersForConditionalGeneration", "DeepSpeedMoEForCausalLM"])
+@pytest.mark.parametrize("architecture", ["SwitchTransformersForConditionalGeneration", "Lfm2MoeForCausalLM"])
 def test_known_families_without_a_converter_are_refused_by_name(architecture: str) -> None:
     with pytest.raises(ColibriError, match="a family that this version does not convert") as caught:
         family_of([architecture], "")

@@ -41,7 +41,7 @@ CPUS = {
     "cortex-a76": ["ref", "neon", "dotprod"],
     "max": ["ref", "neon", "dotprod", "i8mm"],
 }
-QEMU_SHAPES = ("mixtral", "mixtral_f32", "window_tied", "f16_trunk", "qwen2", "olmoe")
+QEMU_SHAPES = ("mixtral", "mixtral_f32", "window_tied", "f16_trunk", "qwen2", "olmoe", "deepspeed")
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,7 @@ def test_every_golden_file_is_read_by_a_test() -> None:
         ("sigmoid", ops.sigmoid),
         ("silu", ops.silu),
         ("gelu_tanh", ops.gelu_tanh),
+        ("gelu_erf", ops.gelu_erf),
         ("relu", ops.relu),
     ],
 )
@@ -347,5 +348,5 @@ def test_router_logits_that_are_not_finite_are_refused() -> None:
 def test_an_activation_without_a_definition_is_refused() -> None:
     x = np.ones((1, 4), dtype=np.float32)
     with pytest.raises(ColibriError) as caught:
-        ops.activate(Activation.GELU_ERF, 0.0, 0.0, x, x)
+        ops.activate(max(Activation) + 1, 0.0, 0.0, x, x)
     assert caught.value.code == Code.UNSUPPORTED

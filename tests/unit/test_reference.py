@@ -96,7 +96,7 @@ def test_a_parallel_layer_feeds_its_experts_the_input_of_its_mixer(tmp_path: Pat
     model = Spy(write_model(tmp_path / "m.colibri", SHAPES["parallel"]))
     model.session().append(PROMPT)
     weight = model.weights.needed(Role.PRE_MIXER_NORM, 0)
-    same_bits(seen[0], ops.rmsnorm(model.embed(PROMPT), weight, 1e-5))
+    same_bits(seen[0], ops.rmsnorm(model.embed(PROMPT, 0), weight, 1e-5))
 
 
 def test_a_float_model_follows_a_float64_transcription(make: Any) -> None:

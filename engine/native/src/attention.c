@@ -11,16 +11,6 @@ static size_t kv_bytes(const colibri_model *m, size_t head, size_t position, siz
     return (head * m->plan.context_tokens + position) * dim * cb_kv_element_bytes(m->plan.kv);
 }
 
-static void add_bias(float *x, const float *bias, size_t n)
-{
-    size_t i;
-
-    if (bias == NULL)
-        return;
-    for (i = 0; i < n; i++)
-        x[i] += bias[i];
-}
-
 static void clip(float *x, float limit, size_t n)
 {
     size_t i;
@@ -35,16 +25,15 @@ static void clip(float *x, float limit, size_t n)
     }
 }
 
-/* Bias, clip, QK norm (or these two the other way), RoPE: what happens to q and k between projection and use. */
-static void shape_heads(const struct cb_pass *p, float *x, size_t heads, const float *bias,
-                        const float *norm, size_t token)
+/* Clip, QK norm (or these two the other way), RoPE: what happens to q and k between projection and use. */
+static void shape_heads(const struct cb_pass *p, float *x, size_t heads, const float *norm,
+                        size_t token)
 {
     const struct cb_block_attention *a = &p->l->r.attention;
     const colibri_model *m = p->m;
     size_t dim = a->head_dim, h;
     uint32_t table, pairs = 0;
 
-    add_bias(x, bias, heads * dim);
     if (a->qk_norm_kind != CB_QK_NORM_FULL_WIDTH_THEN_CLIP)
         clip(x, a->clip_qkv, heads * dim);
     if (a->qk_norm_kind >= CB_QK_NORM_FULL_WIDTH)
@@ -122,9 +111,8 @@ static int step_heads(void *context, unsigned index, unsigned count)
         float *k = m->scratch.kv + t * k_stride(a), *v = v_rows(p) + t * v_stride(a);
         size_t position = p->position + t, h;
 
-        shape_heads(p, m->scratch.q + t * q_stride(a), a->heads, l->q_bias, l->q_norm, t);
-        shape_heads(p, k, a->kv_heads, l->k_bias, l->k_norm, t);
-        add_bias(v, l->v_bias, (size_t)a->kv_heads * a->value_dim);
+        shape_heads(p, m->scratch.q + t * q_stride(a), a->heads, l->q_norm, t);
+        shape_heads(p, k, a->kv_heads, l->k_norm, t);
         clip(v, a->clip_qkv, (size_t)a->kv_heads * a->value_dim);
         for (h = 0; h < a->kv_heads; h++) {
             uint8_t *cache = p->session->kv;

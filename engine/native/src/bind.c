@@ -36,11 +36,17 @@ static void bind_global(colibri_model *m, const struct cb_tensor *t)
         if (m->block.tied_head)
             m->head = m->embedding;
         break;
+    case CB_ROLE_POSITION_EMBEDDING:
+        bind_matrix(&m->positions, t, data);
+        break;
     case CB_ROLE_HEAD:
         bind_matrix(&m->head, t, data);
         break;
     case CB_ROLE_FINAL_NORM:
-        m->final_norm = as_floats(data);
+        m->final_norm.weight = as_floats(data);
+        break;
+    case CB_ROLE_FINAL_NORM_BIAS:
+        m->final_norm.bias = as_floats(data);
         break;
     default: /* of kinds that cb_model_check_support refuses */
         break;
@@ -85,28 +91,10 @@ static struct cb_matrix *layer_matrix(struct cb_layer *l, uint32_t role)
 static const float **layer_vector(struct cb_layer *l, uint32_t role)
 {
     switch (role) {
-    case CB_ROLE_PRE_MIXER_NORM:
-        return &l->norms[CB_PRE_MIXER];
-    case CB_ROLE_POST_MIXER_NORM:
-        return &l->norms[CB_POST_MIXER];
-    case CB_ROLE_PRE_FFN_NORM:
-        return &l->norms[CB_PRE_FFN];
-    case CB_ROLE_POST_FFN_NORM:
-        return &l->norms[CB_POST_FFN];
-    case CB_ROLE_Q_BIAS:
-        return &l->q_bias;
-    case CB_ROLE_K_BIAS:
-        return &l->k_bias;
-    case CB_ROLE_V_BIAS:
-        return &l->v_bias;
-    case CB_ROLE_O_BIAS:
-        return &l->o_bias;
     case CB_ROLE_Q_NORM:
         return &l->q_norm;
     case CB_ROLE_K_NORM:
         return &l->k_norm;
-    case CB_ROLE_ROUTER_BIAS:
-        return &l->router_bias;
     case CB_ROLE_ROUTER_SELECTION_BIAS:
         return &l->selection_bias;
     default:
@@ -114,21 +102,37 @@ static const float **layer_vector(struct cb_layer *l, uint32_t role)
     }
 }
 
+/* Norms and their biases take turns, place by place. */
+static const float **norm_vector(struct cb_layer *l, uint32_t role)
+{
+    uint32_t at = role - CB_ROLE_PRE_MIXER_NORM; /* lower roles wrap */
+
+    if (at >= 2 * CB_NORM_PLACES)
+        return layer_vector(l, role);
+    return at % 2 != 0 ? &l->norms[at / 2].bias : &l->norms[at / 2].weight;
+}
+_Static_assert(CB_ROLE_POST_MIXER_NORM == CB_ROLE_PRE_MIXER_NORM + 2 * CB_POST_MIXER &&
+                   CB_ROLE_PRE_FFN_NORM == CB_ROLE_PRE_MIXER_NORM + 2 * CB_PRE_FFN &&
+                   CB_ROLE_POST_FFN_NORM == CB_ROLE_PRE_MIXER_NORM + 2 * CB_POST_FFN,
+               "roles of norms stand in one order");
+
 static void bind_tensor(const colibri_model *m, struct cb_layer *l, const struct cb_tensor *t,
                         uint32_t index)
 {
     int expert = t->scope == CB_SCOPE_EXPERT;
     uint32_t *range = expert ? l->expert_tensors : l->trunk_tensors;
     const uint8_t *data = expert ? NULL : tensor_data(m, t, l->trunk_extent);
-    struct cb_matrix *matrix = layer_matrix(l, t->role);
-    const float **vector = layer_vector(l, t->role);
+    struct cb_matrix *matrix = layer_matrix(l, t->role), *biased = layer_matrix(l, t->role - 1);
+    const float **vector = norm_vector(l, t->role);
 
     if (range[1]++ == 0)
         range[0] = index;
     if (matrix != NULL)
         bind_matrix(matrix, t, data);
-    if (vector != NULL)
+    else if (vector != NULL)
         *vector = as_floats(data);
+    else if (biased != NULL) /* every *_bias role follows its matrix, in the same extent */
+        biased->bias = (size_t)t->offset - biased->offset;
 }
 
 static void bind_mlp(struct cb_mlp *mlp, uint32_t intermediate, uint32_t activation, uint32_t gated,
@@ -147,7 +151,13 @@ static void bind_layer(const colibri_model *m, struct cb_layer *l, uint32_t *ext
     const struct cb_block_moe *moe = &l->r.moe;
     const struct cb_block_shared *shared = &l->r.shared;
 
+    uint32_t place;
+
     l->trunk_extent = 1 + l->r.layer.index;
+    for (place = 0; place < CB_NORM_PLACES; place++) {
+        l->norms[place].kind = l->r.layer.norm_kind;
+        l->norms[place].eps = l->r.layer.norm_eps;
+    }
     if (l->r.layer.ffn_kind == CB_FFN_DENSE)
         bind_mlp(&l->mlp, ffn->intermediate, ffn->activation, ffn->gated, ffn->clamp, ffn->alpha);
     if (l->r.has_shared)
@@ -170,6 +180,8 @@ void cb_model_bind(colibri_model *m)
 {
     uint32_t extent = 1 + m->block.layers, i;
 
+    m->final_norm.kind = m->block.norm_kind;
+    m->final_norm.eps = m->block.norm_eps;
     for (i = 0; i < m->block.layers; i++)
         bind_layer(m, cb_model_layer(m, i), &extent);
     for (i = 0; i < m->directory.tensor_count; i++) {

@@ -167,6 +167,26 @@ static void read_input(const struct cb_pass *p, const struct cb_matrix *w, size_
     }
 }
 
+/* gelu_erf of docs/arithmetic.md, one channel after the other: few families have it. */
+static void gelu_erf(float *x, size_t n)
+{
+    static const float c[] = {0x1.81ec96p-5f, -0x1.a1f422p-3f, 0x1.09cc3p-2f, -0x1.d5206cp-6f,
+                              0x1.427c9p-3f,  0x1.0c4b16p-3f,  0x1.19bd08p-3f};
+    size_t i, j;
+
+    for (i = 0; i < n; i++) {
+        float t = 0.34375f * (x[i] < 0.0f ? -x[i] : x[i]), p = 0.0f, square = x[i] * x[i];
+
+        t = 1.0f / (1.0f + t);
+        for (j = 0; j < sizeof c / sizeof c[0]; j++) {
+            p = p + c[j];
+            p = p * t;
+        }
+        p = p * cb_exp(-0.5f * square);
+        x[i] = x[i] * (x[i] < 0.0f ? p : 1.0f - p);
+    }
+}
+
 /* Groups [first, last) of 32 inner channels of one expert: gate, up, activation, quantisation. */
 static int run_inner(const struct cb_pass *p, const struct part *part, size_t first, size_t last)
 {
@@ -181,6 +201,7 @@ static int run_inner(const struct cb_pass *p, const struct part *part, size_t fi
     size_t all = (last - first) * CB_GROUP_COLUMNS;
     size_t slot = part->slot, end = slot + part->tokens;
     float *hidden = mlp->gated ? s->gate : s->up;
+    int kind = (int)mlp->activation;
 
     if (mlp->gated)
         read_input(p, &gate, from, to, slot, end - slot, s->gate, width);
@@ -189,7 +210,9 @@ static int run_inner(const struct cb_pass *p, const struct part *part, size_t fi
         size_t at = slot * width + first * CB_GROUP_COLUMNS;
         int code;
 
-        p->k->activate((int)mlp->activation, mlp->clamp, mlp->alpha, hidden + at,
+        if (kind == CB_ACT_GELU_ERF)
+            gelu_erf(hidden + at, rows);
+        p->k->activate(kind == CB_ACT_GELU_ERF ? CB_ACT_IDENTITY : kind, mlp->clamp, mlp->alpha, hidden + at,
                        mlp->gated ? s->up + at : NULL, rows, hidden + at);
         memset(hidden + at + rows, 0, (all - rows) * sizeof *hidden);
         if (!cb_is_quantized(mlp->down.dtype))

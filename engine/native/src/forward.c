@@ -42,6 +42,13 @@ static int step_embed(void *context, unsigned index, unsigned count)
                      x);
         for (i = 0; i < m->block.hidden; i++)
             x[i] *= multiplier;
+        if (m->positions.data != NULL) {
+            float *row = m->scratch.normed + t * m->shape.hidden;
+
+            cb_panel_row(m->positions.data, (int)m->positions.dtype,
+                         (size_t)m->block.position_offset + p->position + t, m->block.hidden, row);
+            p->k->add_scaled(x, 1.0f, row, m->block.hidden);
+        }
         for (table = 0; table < m->ropes; table++) {
             const struct cb_rope_table *r = &m->rope[table];
             size_t at = t * m->shape.pairs + pairs;
@@ -56,6 +63,26 @@ static int step_embed(void *context, unsigned index, unsigned count)
 
 /* ---- norms and projections -------------------------------------------------------------------- */
 
+void cb_norm(const struct cb_kernels *k, const struct cb_norm *norm, const float *x, size_t n, float *y)
+{
+    size_t i;
+
+    if (norm == NULL || norm->weight == NULL) {
+        memcpy(y, x, n * sizeof *y);
+        return;
+    }
+    if (norm->kind == CB_NORM_LAYER) { /* RMSNorm of what lies around the mean */
+        float mean = cb_reduce8(x, n) / (float)n;
+
+        for (i = 0; i < n; i++)
+            y[i] = x[i] - mean;
+        x = y;
+    }
+    k->rmsnorm(x, norm->weight, n, norm->eps, y);
+    if (norm->bias != NULL)
+        k->add_scaled(y, 1.0f, norm->bias, n);
+}
+
 static int step_norm(void *context, unsigned index, unsigned count)
 {
     struct cb_pass *p = context;
@@ -65,14 +92,10 @@ static int step_norm(void *context, unsigned index, unsigned count)
 
     cb_share(p->tokens, index, count, &t, &last);
     for (; t < last; t++) {
-        const float *x = m->scratch.x + t * hidden;
         float *y = m->scratch.normed + t * hidden;
         int code;
 
-        if (p->norm != NULL)
-            p->k->rmsnorm(x, p->norm, m->block.hidden, p->norm_eps, y);
-        else
-            memcpy(y, x, m->block.hidden * sizeof *y);
+        cb_norm(p->k, p->norm, m->scratch.x + t * hidden, m->block.hidden, y);
         if (!p->quantize)
             continue;
         code = p->k->quantize(y, groups, q->q + t * hidden, q->d + t * groups, q->s + t * groups);
@@ -83,7 +106,7 @@ static int step_norm(void *context, unsigned index, unsigned count)
 }
 
 /* normed (and the quantised input) from x; they become the input of the next projection. */
-int cb_pass_norm(struct cb_pass *p, const float *norm, int quantize, const char *step)
+int cb_pass_norm(struct cb_pass *p, const struct cb_norm *norm, int quantize, const char *step)
 {
     p->norm = norm;
     p->quantize = quantize;
@@ -136,24 +159,18 @@ static int step_residual(void *context, unsigned index, unsigned count)
     cb_share(p->tokens, index, count, &t, &last);
     for (; t < last; t++) {
         float *out = p->residual + t * m->shape.hidden;
-        uint32_t i;
 
-        if (p->residual_bias != NULL) {
-            for (i = 0; i < m->block.hidden; i++)
-                out[i] += p->residual_bias[i];
-        }
-        if (p->residual_norm != NULL)
-            p->k->rmsnorm(out, p->residual_norm, m->block.hidden, p->norm_eps, out);
+        if (p->residual_norm->weight != NULL)
+            cb_norm(p->k, p->residual_norm, out, m->block.hidden, out);
         p->k->add_scaled(m->scratch.x + t * m->shape.hidden, p->l->r.layer.residual_multiplier, out,
                          m->block.hidden);
     }
     return 0;
 }
 
-static int add_residual(struct cb_pass *p, float *out, const float *bias, const float *norm)
+static int add_residual(struct cb_pass *p, float *out, const struct cb_norm *norm)
 {
     p->residual = out;
-    p->residual_bias = bias;
     p->residual_norm = norm;
     return cb_pass_run(p, step_residual, p->tokens, "residual");
 }
@@ -181,11 +198,11 @@ static int run_mixer(struct cb_pass *p)
     if (l->r.layer.mixer_kind != CB_MIXER_ATTENTION)
         return 0;
     quantize = cb_is_quantized(l->q.dtype) || cb_is_quantized(l->k.dtype) || cb_is_quantized(l->v.dtype);
-    code = cb_pass_norm(p, l->norms[CB_PRE_MIXER], quantize, "norm before attention");
+    code = cb_pass_norm(p, &l->norms[CB_PRE_MIXER], quantize, "norm before attention");
     if (code == 0)
         code = cb_attention(p);
     if (code == 0)
-        code = add_residual(p, p->m->scratch.accumulator, l->o_bias, l->norms[CB_POST_MIXER]);
+        code = add_residual(p, p->m->scratch.accumulator, &l->norms[CB_POST_MIXER]);
     return code;
 }
 
@@ -201,14 +218,14 @@ static int run_ffn(struct cb_pass *p)
     quantize = cb_mlp_quantizes(&l->mlp) || (routed && cb_router_quantizes(l));
     if (l->r.has_shared)
         quantize |= cb_mlp_quantizes(&l->shared) || cb_is_quantized(l->shared_router.dtype);
-    code = cb_pass_norm(p, l->norms[CB_PRE_FFN], quantize, "norm before the experts");
+    code = cb_pass_norm(p, &l->norms[CB_PRE_FFN], quantize, "norm before the experts");
     if (code == 0 && routed)
         code = cb_route(p);
     if (code == 0)
         code = moe ? cb_moe(p) : cb_dense(p, &l->mlp);
     if (code == 0)
-        code = add_residual(p, moe ? p->m->scratch.accumulator : p->m->scratch.outputs, NULL,
-                            l->norms[CB_POST_FFN]);
+        code = add_residual(p, moe ? p->m->scratch.accumulator : p->m->scratch.outputs,
+                            &l->norms[CB_POST_FFN]);
     return code;
 }
 
@@ -221,7 +238,6 @@ static int run_layer(struct cb_pass *p, uint32_t index)
                        "cancelled in layer %u of %u; the sequence is as before the call", index,
                        p->m->block.layers);
     p->l = cb_model_layer(p->m, index);
-    p->norm_eps = p->l->r.layer.norm_eps;
     code = cb_verify_extent(p->m, p->l->trunk_extent, p->error);
     if (code == 0)
         code = route_residual(p, CB_ROUTER_INPUT_RESIDUAL_BEFORE_MIXER);
@@ -284,8 +300,7 @@ static int compute_logits(struct cb_pass *p)
         memcpy(m->scratch.x, m->scratch.x + (p->tokens - 1) * hidden, hidden * sizeof(float));
     p->tokens = 1;
     p->l = NULL;
-    p->norm_eps = m->block.norm_eps;
-    code = cb_pass_norm(p, m->final_norm, cb_is_quantized(m->head.dtype), "final norm");
+    code = cb_pass_norm(p, &m->final_norm, cb_is_quantized(m->head.dtype), "final norm");
     if (code == 0)
         code = cb_pass_run(p, step_head, cb_matrix_panels(&m->head), "logits");
     code = cb_experts_settle(p, code);

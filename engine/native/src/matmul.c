@@ -17,6 +17,8 @@ void cb_matmul(const struct cb_kernels *k, const struct cb_matrix *w, size_t fir
     const float *x = in->x + token * in->stride;
     struct cb_quantized q = in->q;
 
+    size_t t;
+
     if (first >= last)
         return;
     if (cb_is_quantized(w->dtype)) {
@@ -43,4 +45,10 @@ void cb_matmul(const struct cb_kernels *k, const struct cb_matrix *w, size_t fir
         k->matmul_f32(panels, last - first, columns, x, in->stride, tokens, y, stride);
         break;
     }
+    if (w->bias == 0)
+        return;
+    panels = w->data + w->bias;
+    for (t = 0; t < tokens; t++) /* a product with 1 changes nothing */
+        k->add_scaled(y + t * stride, 1.0f, (const float *)panels + first * CB_PANEL_ROWS,
+                      (last - first) * CB_PANEL_ROWS);
 }

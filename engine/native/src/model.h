@@ -23,13 +23,20 @@
 #include "threads.h"
 #include "tokenizer.h"
 
-/* A matrix in the mapped file: y = W x. data NULL: not there, or the template of an expert. */
+/* A matrix in the mapped file: y = W x + b. data NULL: not there, or the template of an expert. */
 struct cb_matrix {
     const uint8_t *data; /* panels */
     size_t offset;       /* of an expert template, in the expert's extent */
+    size_t bias;         /* from data to b, f32 and padded as the rows are; 0: none */
     uint32_t rows, columns;
     uint32_t dtype;
-    uint32_t reserved;
+};
+
+/* Of the hidden vector. weight NULL: none; bias NULL: none. */
+struct cb_norm {
+    const float *weight, *bias;
+    uint32_t kind;
+    float eps;
 };
 
 /* gate (when gated), up, down, and what lies between them. */
@@ -45,13 +52,12 @@ enum cb_norm_place { CB_PRE_MIXER, CB_POST_MIXER, CB_PRE_FFN, CB_POST_FFN, CB_NO
 
 struct cb_layer {
     struct cb_layer_records r;
-    const float *norms[CB_NORM_PLACES]; /* [hidden], NULL: none */
+    struct cb_norm norms[CB_NORM_PLACES];
     struct cb_matrix q, k, v, o;
-    const float *q_bias, *k_bias, *v_bias, *o_bias;
     const float *q_norm, *k_norm;
     size_t k_offset, v_offset; /* in the KV cache of a session */
     struct cb_matrix router, shared_router;
-    const float *router_bias, *selection_bias;
+    const float *selection_bias;
     struct cb_mlp mlp;         /* dense, or the template of expert 0 */
     struct cb_mlp shared;
     const uint8_t *experts;    /* extent of expert 0 in the mapped file; NULL: streamed */
@@ -135,8 +141,8 @@ struct colibri_model {
     uint8_t *sessions;        /* [S] */
     struct cb_scratch scratch;
     struct cb_residency residency;
-    struct cb_matrix embedding, head;
-    const float *final_norm;
+    struct cb_matrix embedding, positions, head;
+    struct cb_norm final_norm;
     uint32_t global_tensors;  /* tensors of the global trunk extent */
     uint64_t parameters;
     struct cb_lock_state lock;

@@ -32,8 +32,7 @@ struct cb_pass {
     const char *step;     /* for messages */
 
     /* cb_step_norm: source x, result normed and, when `quantize`, the quantised input */
-    const float *norm;
-    float norm_eps;
+    const struct cb_norm *norm;
     int quantize;
 
     /* cb_step_project: up to three matrices that read `input` */
@@ -45,9 +44,9 @@ struct cb_pass {
     } out[3];
     unsigned outs;
 
-    /* cb_step_residual: x += multiplier * (out, after bias and norm) */
+    /* cb_step_residual: x += multiplier * (out, after norm) */
     float *residual;
-    const float *residual_bias, *residual_norm;
+    const struct cb_norm *residual_norm;
 
     /* colibri_moe_forward */
     const struct cb_mlp *mlp;
@@ -63,7 +62,7 @@ static inline int cb_is_quantized(uint32_t dtype)
     return dtype == CB_DTYPE_INT4 || dtype == CB_DTYPE_INT8;
 }
 
-/* Panels [first, last) of w for `tokens` inputs from `token` on. y: row 0 of that token. */
+/* Panels [first, last) of w and its bias for `tokens` inputs from `token` on. y: row 0 of that token. */
 void cb_matmul(const struct cb_kernels *k, const struct cb_matrix *w, size_t first, size_t last,
                const struct cb_input *in, size_t token, size_t tokens, float *y, size_t stride);
 size_t cb_matrix_panels(const struct cb_matrix *w);
@@ -72,7 +71,9 @@ size_t cb_matrix_panels(const struct cb_matrix *w);
 int cb_pass_run(struct cb_pass *p, cb_task *task, size_t units, const char *step);
 
 /* forward.c */
-int cb_pass_norm(struct cb_pass *p, const float *norm, int quantize, const char *step);
+/* One token of n channels; norm NULL or without weights: a copy. y may be x where there is a norm. */
+void cb_norm(const struct cb_kernels *k, const struct cb_norm *norm, const float *x, size_t n, float *y);
+int cb_pass_norm(struct cb_pass *p, const struct cb_norm *norm, int quantize, const char *step);
 int cb_pass_project(struct cb_pass *p, const char *step);
 int cb_forward(struct cb_pass *p, int want_logits);
 

@@ -295,22 +295,19 @@ static int guess(struct cb_pass *p, const struct cb_layer *l)
 {
     struct cb_look_ahead *a = &p->m->residency.ahead;
     const struct cb_block_moe *moe = &l->r.moe;
-    const float *norm = l->norms[CB_PRE_FFN], *x;
+    const struct cb_norm *norm =
+        moe->router_input == CB_ROUTER_INPUT_FFN_INPUT ? &l->norms[CB_PRE_FFN] : NULL;
     size_t hidden = p->m->shape.hidden;
     struct look look = {p, l, {a->normed, hidden, a->input}};
     uint32_t i;
 
-    x = p->m->scratch.x + (p->tokens - 1) * hidden;
-    if (norm != NULL && moe->router_input == CB_ROUTER_INPUT_FFN_INPUT)
-        p->k->rmsnorm(x, norm, p->m->block.hidden, l->r.layer.norm_eps, a->normed);
-    else
-        memcpy(a->normed, x, p->m->block.hidden * sizeof *x);
+    cb_norm(p->k, norm, p->m->scratch.x + (p->tokens - 1) * hidden, p->m->block.hidden, a->normed);
     if (cb_router_quantizes(l) &&
         p->k->quantize(a->normed, hidden / CB_GROUP_COLUMNS, a->input.q, a->input.d, a->input.s) != 0)
         return 0;
     (void)cb_pool_run(&p->m->pool, step_look, &look, cb_matrix_panels(&l->router));
     for (i = 0; i < moe->experts; i++) {
-        float score = a->logits[i] + (l->router_bias != NULL ? l->router_bias[i] : 0.0f);
+        float score = a->logits[i];
 
         if (moe->router_score == CB_SCORE_SIGMOID)
             score = cb_sigmoid(score);

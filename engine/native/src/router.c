@@ -105,8 +105,6 @@ static int route_token(const struct cb_kernels *k, const struct cb_layer *l, flo
     uint32_t i;
 
     for (i = 0; i < moe->experts; i++) {
-        if (l->router_bias != NULL)
-            logits[i] += l->router_bias[i];
         if (!is_finite(logits[i]))
             return COLIBRI_ERR_NON_FINITE;
         scores[i] = moe->router_score == CB_SCORE_SIGMOID ? cb_sigmoid(logits[i]) : logits[i];

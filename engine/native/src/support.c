@@ -35,9 +35,7 @@ static int check_rules(const struct rule *rules, size_t count, uint32_t layer, c
 static int check_model(const struct cb_block_model *b, colibri_error *error)
 {
     const struct rule rules[] = {
-        {b->position_kind == CB_POSITION_LEARNED, "learned positions"},
         {b->logits_softcap != 0.0f, "a logits softcap"},
-        {b->norm_kind == CB_NORM_LAYER, "a final layer norm"},
         {b->embedding_norm_kind != CB_NORM_NONE, "an embedding norm"},
         {b->head_bias != 0, "a head bias"},
     };
@@ -56,14 +54,11 @@ static int check_attention(const struct cb_block_attention *a, uint32_t layer, c
     return CHECK(rules, layer, error);
 }
 
-static int check_mlp(uint32_t activation, uint32_t gated, uint32_t bias, uint32_t layer,
-                     colibri_error *error)
+static int check_mlp(uint32_t activation, uint32_t gated, uint32_t layer, colibri_error *error)
 {
     const struct rule rules[] = {
-        {activation == CB_ACT_GELU_ERF, "activation gelu_erf"},
         {activation == CB_ACT_IDENTITY, "activation identity"},
         {activation == CB_ACT_SWIGLU_CLAMPED && !gated, "swiglu_clamped without a gate"},
-        {bias != 0, "a bias in the feed-forward network"},
     };
 
     return CHECK(rules, layer, error);
@@ -77,9 +72,7 @@ static int check_layer(const struct cb_layer_records *l, colibri_error *error)
         {b->mixer_kind == CB_MIXER_SHORT_CONV, "mixer kind short_conv"},
         {b->mixer_kind == CB_MIXER_STATE_SPACE, "mixer kind state_space"},
         {b->mixer_kind == CB_MIXER_DELTA_NET, "mixer kind delta_net"},
-        {b->norm_kind == CB_NORM_LAYER && b->norm_places != 0, "layer norm"},
         {b->norm_kind == CB_NORM_NONE && b->norm_places != 0, "norm places without a norm kind"},
-        {b->norm_bias != 0, "a norm bias"},
         {b->parallel != 0, "mixer and feed-forward network in parallel"},
         {l->moe.groups > 1, "expert groups"},
     };
@@ -88,11 +81,11 @@ static int check_layer(const struct cb_layer_records *l, colibri_error *error)
     if (code == 0 && b->mixer_kind == CB_MIXER_ATTENTION)
         code = check_attention(&l->attention, b->index, error);
     if (code == 0 && b->ffn_kind == CB_FFN_DENSE)
-        code = check_mlp(l->ffn.activation, l->ffn.gated, l->ffn.bias, b->index, error);
+        code = check_mlp(l->ffn.activation, l->ffn.gated, b->index, error);
     if (code == 0 && b->ffn_kind == CB_FFN_MOE)
-        code = check_mlp(l->moe.activation, l->moe.gated, l->moe.bias, b->index, error);
+        code = check_mlp(l->moe.activation, l->moe.gated, b->index, error);
     if (code == 0 && l->has_shared)
-        code = check_mlp(l->shared.activation, l->shared.gated, l->shared.bias, b->index, error);
+        code = check_mlp(l->shared.activation, l->shared.gated, b->index, error);
     return code;
 }
 

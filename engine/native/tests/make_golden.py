@@ -193,6 +193,16 @@ def gelu_tanh(x: float) -> float:
     return mul(x, sigmoid(mul(2.0, u)))
 
 
+def gelu_erf(x: float) -> float:
+    """GELU as defined; below zero the tail of the normal distribution, above it what is left of 1."""
+    t = div(1.0, add(1.0, mul(0.34375, abs(x))))
+    p = 0.0
+    for coefficient in GELU_ERF:
+        p = mul(add(p, coefficient), t)
+    tail = mul(p, exp(mul(-0.5, mul(x, x))))
+    return mul(x, tail if x < 0 else sub(1.0, tail))
+
+
 def relu(x: float) -> float:
     """x > 0 ? x : +0."""
     return x if x > 0 else 0.0
@@ -244,6 +254,19 @@ def dot_float(w: Sequence[float], x: Sequence[float]) -> float:
         acc = add(acc, mul(a, b))
     return acc
 
+
+GELU_ERF = [  # g7 … g1
+    float.fromhex(h)
+    for h in (
+        "0x1.81ec96p-5",
+        "-0x1.a1f422p-3",
+        "0x1.09cc3p-2",
+        "-0x1.d5206cp-6",
+        "0x1.427c9p-3",
+        "0x1.0c4b16p-3",
+        "0x1.19bd08p-3",
+    )
+]
 
 SINE = [
     float.fromhex(h)
@@ -518,6 +541,7 @@ def golden_files() -> dict[str, tuple[str, list[str]]]:
     files["silu"] = ("x -> silu(x)", unary(silu, signed))
     gelu = [x for x in signed if abs(x) < 1e12] + normals(20, 2.0)
     files["gelu_tanh"] = ("x -> gelu_tanh(x)", unary(gelu_tanh, gelu))
+    files["gelu_erf"] = ("x -> gelu_erf(x)", unary(gelu_erf, gelu))
     files["relu"] = ("x -> relu(x)", unary(relu, [0.0, -0.0, 1.5, -1.5, f32(1e30), f32(-1e30)]))
     pairs = [(normal(5.0), normal(5.0)) for _ in range(30)] + [(7.0, -7.0), (8.0, -9.0), (0.0, -0.0)]
     clamp, alpha = 7.0, f32(1.702)
