@@ -99,6 +99,12 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-j", "--jobs", type=int, default=0, metavar="N", help="threads (default: processors, at most 4)"
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep FILE.partial when the conversion is interrupted or killed, and go on with one that is there; "
+        "another source or other options are refused",
+    )
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the error of every tensor as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no error report")
 
@@ -158,7 +164,7 @@ def _convert(args: argparse.Namespace) -> int:
     job.print_notes()
     for line in change_job(job, args.importance, args.expert_prune_ratio, args.prune_by):
         print(line, file=sys.stderr)
-    report = run_job(job, args.output, args.jobs, args.quiet)
+    report = run_job(job, args.output, args.jobs, args.quiet, args.resume)
     if args.report is not None:
         table = {
             name: {"dtype": dtype.name.lower(), "relative_rms_error": stats.relative, "largest_error": stats.largest}

@@ -380,6 +380,12 @@ def checkpoint_job(
     if path.is_dir():
         return huggingface_job(path, precision, context_tokens, tokenizer, chat, drop_nfc)
     if path.suffix == ".gguf" and path.is_file():
+        if drop_nfc:
+            raise ColibriError(
+                Code.ARGUMENT,
+                f"--drop-nfc is for a tokenizer.json; {path} names no normaliser, so there is nothing to drop: "
+                "leave the option out",
+            )
         return gguf_job(path, precision, context_tokens, tokenizer, chat)
     if path.exists():
         raise ColibriError(

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,8 @@ from colibri.errors import ColibriError, printable, shown
 from colibri.format import tensor_groups
 from colibri.layout import F32
 from colibri.quantize import INT4_METHODS, ErrorStats, encode, part_rows
-from colibri.records import Records, required_tensors
+from colibri.records import Records, encode_records, required_tensors
+from colibri.resume import Journal, identity_of
 from colibri.writer import ModelWriter, Slot
 
 DTYPE_NAMES = {name.lower(): DType[name] for name in ("INT4", "INT8", "F16", "BF16", "F32")}
@@ -207,6 +208,12 @@ class Progress:
                 return
             self._bar = tqdm(total=total, unit="B", unit_scale=True, file=sys.stderr)
 
+    def skip(self, size: int) -> None:
+        """`size` bytes were done by an earlier run."""
+        if size and not self._quiet:
+            print(f"going on behind {size >> 20} MiB of an earlier run", file=sys.stderr, flush=True)
+        self.add(size)
+
     def add(self, size: int) -> None:
         """`size` more bytes are done."""
         self._done += size
@@ -279,18 +286,53 @@ def encoded(
         pool.shutdown(cancel_futures=True)
 
 
-def run_job(job: Job, output: str | os.PathLike[str], threads: int = 0, quiet: bool = False) -> Report:
-    """Write the file of `job`; `threads` 0 = the processors of this machine, at most 4."""
+def _journal(job: Job, output: Path, errors: dict[str, tuple[DType, ErrorStats]]) -> Journal:
+    """The journal of a job that may be resumed; it takes the errors of the tensors from `errors`."""
+    more = {name: value for name, value in job.provenance.items() if name not in ("source", "converter")}
+    parts = {
+        "version of the converter": job.provenance.get("converter"),
+        "source": job.provenance.get("source"),
+        "set of options": more,
+        "tokenizer": job.tokenizer or b"",
+        "model": encode_records(job.records),
+    }
+    journal = Journal(output, identity_of(parts))
+    noted = 0
+
+    def fresh() -> dict[str, list[float]]:
+        nonlocal noted
+        names, noted = list(errors)[noted:], len(errors)
+        return {name: list(astuple(errors[name][1])) for name in names}
+
+    journal.errors_of = fresh
+    return journal
+
+
+def run_job(
+    job: Job, output: str | os.PathLike[str], threads: int = 0, quiet: bool = False, resume: bool = False
+) -> Report:
+    """Write the file of `job`; `threads` 0 = the processors of this machine, at most 4.
+
+    resume: keep the unfinished file when it is interrupted, and go on with one that is there.
+    """
     begin = time.monotonic()
     errors: dict[str, tuple[DType, ErrorStats]] = {}
-    writer = ModelWriter(output, job.records, job.precision.choose, job.tokenizer, job.provenance)
+    fresh: dict[str, tuple[DType, ErrorStats]] = {}
+    journal = _journal(job, Path(output), fresh) if resume else None
+    writer = ModelWriter(output, job.records, job.precision.choose, job.tokenizer, job.provenance, journal)
     progress = Progress(writer.file_bytes, quiet)
     try:
-        with writer, closing(encoded(job, writer.slots, threads, errors)) as stream:
+        with writer, closing(encoded(job, writer.slots, threads, fresh)) as stream:
+            for slot in writer.done:
+                squared_error, squared_value, largest, elements = writer.errors.get(slot.name, [0.0] * 4)
+                stats = ErrorStats(squared_error, squared_value, largest, int(elements))
+                errors[slot.name] = (slot.tensor.dtype, stats)
+            progress.skip(sum(slot.tensor.size for slot in writer.done))
             for slot in writer.slots:
                 writer.write(slot, islice(stream, part_count(slot)))
                 progress.add(slot.tensor.size)
     finally:
         progress.close()
+    errors |= fresh
     seconds = time.monotonic() - begin
     return Report(Path(output), writer.file_bytes, writer.root.hex(), seconds, errors)

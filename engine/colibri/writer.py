@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -47,6 +47,7 @@ from colibri.records import (
     round_up,
     tensor_bytes,
 )
+from colibri.resume import Journal
 
 _COPY_BYTES = 1 << 20
 
@@ -101,7 +102,8 @@ class ModelWriter:
 
     Use as a context manager: `for slot in writer.slots: writer.write(slot, parts)`, in exactly
     that order. On leaving, the file replaces `path` atomically; on an exception nothing stays.
-    `choose_dtype` is asked for matrices only, vectors are always f32.
+    `choose_dtype` is asked for matrices only, vectors are always f32. With a journal the unfinished
+    file stays on an exception, and `slots` begins behind what an earlier run completed: `done` has it.
     """
 
     def __init__(
@@ -111,8 +113,12 @@ class ModelWriter:
         choose_dtype: DTypeChoice,
         tokenizer: bytes | None = None,
         provenance: dict[str, Any] | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.path = Path(path)
+        self.done: list[Slot] = []
+        self.errors: dict[str, list[float]] = {}  # of `done`, as the journal has them
+        self._journal = journal
         self.records = records
         self._tensors: list[TensorEntry] = []
         self._extent_sizes: dict[tuple[Scope, int | None], int] = {}
@@ -204,6 +210,11 @@ class ModelWriter:
     def __enter__(self) -> Self:
         refuse_output(self.path)
         try:
+            if self._journal is not None:
+                self._descriptor = self._journal.open()
+                os.ftruncate(self._descriptor, self.file_bytes)
+                self._take_up(self._journal)
+                return self
             descriptor, self._temporary = create_temporary(self.path)
             self._descriptor = descriptor
             os.ftruncate(self._descriptor, self.file_bytes)
@@ -231,12 +242,45 @@ class ModelWriter:
 
     def _discard(self) -> None:
         """Close the temporary file and remove it when it still exists."""
+        if self._journal is not None:
+            self._journal.close()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None
+
+    def _take_up(self, journal: Journal) -> None:
+        """Go on behind the extents of the journal whose bytes are there."""
+        extents = iter(sorted({self._extent_index(slot) for slot in self.slots}))
+        complete = set()
+        for line in journal.lines():
+            if line.extent != next(extents, None) or not self._holds(self._extents[line.extent], line.digest):
+                break
+            self._extents[line.extent] = replace(self._extents[line.extent], hash=line.digest)
+            complete.add(line.extent)
+            self.errors |= line.errors
+        journal.cut()
+        count = sum(self._extent_index(slot) in complete for slot in self.slots)
+        self.done, self.slots = self.slots[:count], self.slots[count:]
+
+    def _holds(self, extent: ExtentEntry, digest: bytes) -> bool:
+        """Whether an extent of the unfinished file has the bytes that its chunk table and `digest` say."""
+        table = self._read(extent.offset + extent.size, chunk_table_bytes(extent.size))
+        used = -(-extent.size // spec.CHUNK_BYTES) * spec.HASH_BYTES
+        if sha256(table[:used]) != digest or any(table[used:]):
+            return False
+        for at in range(0, extent.size, spec.CHUNK_BYTES):
+            data = self._read(extent.offset + at, min(spec.CHUNK_BYTES, extent.size - at))
+            first = at // spec.CHUNK_BYTES * spec.HASH_BYTES
+            if sha256(data) != table[first : first + spec.HASH_BYTES]:
+                return False
+        return True
+
+    def _read(self, offset: int, size: int) -> bytes:
+        data = os.pread(self._descriptor, size, offset)
+        return data if len(data) == size else b""
 
     def _put(self, offset: int, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
@@ -296,6 +340,8 @@ class ModelWriter:
             extent.kind, extent.layer, extent.expert, extent.offset, extent.size, sha256(table)
         )
         self._hasher = _Hasher()
+        if self._journal is not None:
+            self._journal.add(index, self._extents[index].hash)
 
     def _finish(self) -> None:
         if self._next != len(self.slots):
@@ -324,6 +370,10 @@ class ModelWriter:
                 self._put(section.offset, contents[section.kind])
         self._put(0, page)
         os.fsync(self._descriptor)
+        if self._journal is not None:
+            os.replace(self._journal.partial, self.path)
+            self._journal.remove(self.path)
+            return
         assert self._temporary is not None
         os.replace(self._temporary, self.path)
         sync_folder(self.path)

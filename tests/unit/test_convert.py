@@ -922,6 +922,13 @@ def test_gguf_files_that_cannot_be_run_are_refused_by_name(tmp_path: Path) -> No
     assert error.code == Code.UNSUPPORTED
 
 
+def test_drop_nfc_is_refused_where_no_normaliser_can_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_gguf(tmp_path / "m.gguf")
+    assert main(["convert", str(source), "-o", str(tmp_path / "m.colibri"), "--no-tokenizer", "--drop-nfc"]) == 2
+    assert "--drop-nfc is for a tokenizer.json" in capsys.readouterr().err
+    assert not (tmp_path / "m.colibri").exists()
+
+
 def test_gguf_values_of_the_wrong_type_are_refused_by_their_key(tmp_path: Path) -> None:
     data = write_gguf(tmp_path / "m.gguf").read_bytes()
     key = b"llama.rope.freq_base" + (6).to_bytes(4, "little")
