@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from isolation import read_whole, run
+from isolation import evict, run
 from peer import Peer, describe, wanted
 from results import Results, options, spread
 from shapes import RECIPES, SHAPES, active_bytes, colibri_file, gguf_file
@@ -95,7 +95,7 @@ def measure_shape(results: Results, name: str, threads: int, arguments: Any) -> 
         return
     models = {recipe: colibri_file(name, recipe) for recipe in recipes}
     for model in models.values():
-        read_whole(model)
+        evict(model)  # the engine reads it as on a device that has just started, in the pages that it asks for
     ours: dict[str, list[dict[str, Any]]] = {recipe: [] for recipe in recipes}
     theirs: list[dict[str, float]] = []
     tokens = DECODE_TOKENS[name]
