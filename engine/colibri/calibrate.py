@@ -43,7 +43,7 @@ from colibri.format import (
     sha256,
 )
 from colibri.records import round_up
-from colibri.verify import golden_path, golden_under_root
+from colibri.verify import golden_path, golden_under_root, refuse_golden_of_others
 
 PIECE_BYTES = 16384  # of the text that is tokenized at once
 WINDOW_TOKENS = 512  # a sequence begins anew after so many
@@ -266,6 +266,7 @@ def write_calibrated(model: ModelFile, target: Path, profile: Profile) -> bytes:
     root = sha256(page, contents[Section.RECORDS], contents[Section.DIRECTORY])
     page = page[: spec.ROOT_OFFSET] + root + page[spec.ROOT_OFFSET + spec.HASH_BYTES :]
     golden = _golden_text(model, root)
+    refuse_golden_of_others(golden_path(target), target)
     try:
         descriptor, temporary = create_temporary(target)
         try:
@@ -324,6 +325,7 @@ def calibrate_command(args: argparse.Namespace) -> int:
     os.close(open_regular(args.text))
     refuse_output(args.output, (args.model, args.text, golden_path(args.model)))
     refuse_output(golden_path(args.output))
+    refuse_golden_of_others(golden_path(args.output), args.output)
     text = read_regular(args.text, MAX_TEXT_BYTES)
     with open_model(args.model) as model:
         layers = moe_layers(model.records)

@@ -48,6 +48,7 @@ from colibri.format import ModelFile, TensorEntry, open_model
 from colibri.operators import F32, I8, I32, Quantized, UnsupportedError
 from colibri.records import LayerRecords
 from colibri.tokenizer import TokenizerSpec
+from colibri.verify import golden_path, refuse_golden_of_others
 
 GOLDEN_FORMAT = spec.GOLDEN_VERSION
 KV_NAMES = ("f16", "f32")
@@ -554,11 +555,6 @@ class ReferenceSession:
 # ---- golden results -----------------------------------------------------------------------
 
 
-def golden_path(model: str | os.PathLike[str]) -> Path:
-    """MODEL.golden.json beside MODEL.colibri."""
-    return Path(model).with_suffix(".golden.json")
-
-
 def golden_case(
     model: ReferenceModel,
     tokenizer: TokenizerSpec | None,
@@ -643,6 +639,8 @@ def golden_command(args: argparse.Namespace) -> int:
         raise ColibriError(Code.ARGUMENT, f"--ids: {error}; write integers with commas: 1,2,3") from None
     if not prompts:
         raise ColibriError(Code.ARGUMENT, "no prompt; give -p TEXT, --chat-prompt TEXT or --ids")
+    target = Path(args.output) if args.output else golden_path(args.model)
+    refuse_golden_of_others(target, Path(args.model))
     model = ReferenceModel(args.model)
     tokenizer = model.tokenizer()
     cases = []
@@ -658,7 +656,6 @@ def golden_command(args: argparse.Namespace) -> int:
         )
         cases.append(case)
         print(f"{case['name']}: {case['logits_sha256']} {case['text']!r}", file=sys.stderr)
-    target = Path(args.output) if args.output else golden_path(args.model)
     write_golden(target, model.file.root, cases)
     print(target)
     return 0

@@ -32,7 +32,7 @@ from colibri.files import (
 from colibri.format import HEADER, NO_HASH, ModelFile, SectionEntry, encode_section, open_model, sha256
 from colibri.records import round_up
 from colibri.signature import NO_GOLDEN, Signature, key_id
-from colibri.verify import MAX_KEY_FILE_BYTES, golden_path, golden_under_root, need_cryptography
+from colibri.verify import MAX_KEY_FILE_BYTES, golden_path, golden_under_root, need_cryptography, refuse_golden_of_others
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -167,6 +167,7 @@ def _write(
     """
     beside = golden_path(target)
     refuse_output(beside)
+    refuse_golden_of_others(beside, target)
     try:
         with _temporary(target) as (path, descriptor), _temporary(beside) as (golden_file, golden_descriptor):
             _put(descriptor, page, 0)

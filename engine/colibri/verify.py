@@ -14,6 +14,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from colibri import _spec as spec
 from colibri._spec import Code, Section
 from colibri.errors import ColibriError
 from colibri.files import parse_json, read_regular
@@ -146,6 +147,42 @@ def check_signature(model: ModelFile, public_key: bytes | None, signed_only: boo
 def golden_path(model: str | os.PathLike[str]) -> Path:
     """MODEL.golden.json beside MODEL.colibri."""
     return Path(model).with_suffix(".golden.json")
+
+
+def _root_in_header(path: Path) -> bytes | None:
+    """The root that a file's header names; None when it is no model, or cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        head = os.pread(descriptor, spec.HEADER_BYTES, 0)
+    except OSError:  # a folder
+        return None
+    finally:
+        os.close(descriptor)
+    return head[spec.ROOT_OFFSET : spec.ROOT_OFFSET + spec.HASH_BYTES] if head.startswith(spec.MAGIC) else None
+
+
+def refuse_golden_of_others(golden: Path, model: Path) -> None:
+    """Refuse to replace or remove golden results that are those of another model beside them.
+
+    Names that differ in their last suffix alone have the same golden file.
+    """
+    try:
+        root = parse_json(read_regular(golden), str(golden)).get("root")
+    except ColibriError:
+        return  # nothing there, or no golden results
+    for path in sorted(golden.parent.iterdir()):
+        if path.name == model.name and path.resolve() == model.resolve():
+            continue
+        found = _root_in_header(path) if golden_path(path) == golden else None
+        if found is not None and found.hex() == root:
+            raise ColibriError(
+                Code.ARGUMENT,
+                f"the golden results of {model} would replace {golden}, those of {path}: give the model a name that "
+                "differs before its last suffix, or another folder",
+            )
 
 
 def golden_under_root(model: ModelFile, root: bytes) -> bytes | None:

@@ -153,6 +153,20 @@ def test_golden_results_come_along_under_the_new_root(plain: Path, tmp_path: Pat
     assert not (tmp_path / "new.golden.json").exists()
 
 
+def test_golden_results_of_the_model_that_is_read_stay(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, golden = tmp_path / "m.colibri", tmp_path / "m.golden.json"
+    model.write_bytes(plain.read_bytes())
+    with open_model(model) as file:
+        golden.write_text(f'{{"root": "{file.root.hex()}", "cases": []}}')
+    before = golden.read_bytes()
+    assert calibrate(model, tmp_path / "m.calibrated", "-n", "20") == 2
+    assert "m.golden.json, those of" in capsys.readouterr().err
+    assert golden.read_bytes() == before
+    assert not (tmp_path / "m.calibrated").exists()
+
+
 def test_a_model_without_experts_or_tokenizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dense = write_model(tmp_path / "dense.colibri", Shape(dense_layers=(0, 1, 2)))
     assert calibrate(dense, tmp_path / "new.colibri") == 2

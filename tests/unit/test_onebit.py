@@ -22,8 +22,9 @@ import pytest
 from colibri._spec import Code
 from colibri.engine import Engine, Session, isas_available, split_prompt
 from colibri.errors import ColibriError
-from colibri.reference import ReferenceModel, golden_path
+from colibri.reference import ReferenceModel
 from colibri.sampler import Sampler
+from colibri.verify import golden_path
 from synthetic import REFERENCE_ONLY, SHAPES, write_model
 
 TOKENS = 12

@@ -21,9 +21,9 @@ from colibri.reference import (
     ReferenceModel,
     add_golden_arguments,
     golden_command,
-    golden_path,
     greedy,
 )
+from colibri.verify import golden_path
 from synthetic import SHAPES, Shape, tensor_values, write_model
 
 PROMPT = [int(token) for token in np.random.default_rng(11).integers(0, 101, 24)]
@@ -217,6 +217,23 @@ def golden(model: Path, *arguments: str) -> Path:
     add_golden_arguments(parser)
     assert golden_command(parser.parse_args([str(model), *arguments])) == 0
     return golden_path(model)
+
+
+@pytest.mark.parametrize("arguments", [[], ["-o", "m.golden.json"]])
+def test_golden_results_of_another_model_of_the_same_stem_are_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, other = write_model(Path("m.colibri"), SHAPES["mixtral"]), write_model(Path("m.int8"), SHAPES["olmoe"])
+    written = golden(first, "--ids", "1,2,3", "-n", "2")
+    before = written.read_bytes()
+    with pytest.raises(ColibriError, match=r"would replace m\.golden\.json, those of m\.colibri") as caught:
+        golden(other, "--ids", "1,2,3", "-n", "2", *arguments)
+    assert caught.value.code == Code.ARGUMENT
+    assert written.read_bytes() == before
+    golden(first, "--ids", "4,5", "-n", "2")  # its own
+    first.unlink()
+    golden(other, "--ids", "1,2,3", "-n", "2")  # nobody's
 
 
 def test_a_golden_file_holds_the_cases_and_the_root(tmp_path: Path) -> None:

@@ -217,6 +217,21 @@ def test_changed_golden_results_are_reported(
     assert "the model was signed with" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("with_golden", [True, False])
+def test_golden_results_of_another_model_of_the_same_stem_stay(
+    workshop: Workshop, tmp_path: Path, with_golden: bool
+) -> None:
+    model, golden = tmp_path / "m.colibri", tmp_path / "m.golden.json"
+    model.write_bytes(workshop.model.read_bytes())
+    golden.write_bytes(workshop.golden.read_bytes())
+    with pytest.raises(ColibriError, match=r"would replace .*m\.golden\.json, those of .*m\.colibri") as caught:
+        sign_model(model, workshop.key, tmp_path / "m.signed", with_golden)
+    assert caught.value.code == Code.ARGUMENT
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.colibri", "m.golden.json"]
+    assert golden.read_bytes() == workshop.golden.read_bytes()
+    sign_model(model, workshop.key, tmp_path / "n.signed", with_golden)
+
+
 def test_golden_results_of_another_model_are_not_signed(workshop: Workshop, tmp_path: Path) -> None:
     copy = tmp_path / "m.colibri"
     shutil.copy(workshop.model, copy)
