@@ -32,7 +32,13 @@ from colibri.files import (
 from colibri.format import HEADER, NO_HASH, ModelFile, SectionEntry, encode_section, open_model, sha256
 from colibri.records import round_up
 from colibri.signature import NO_GOLDEN, Signature, key_id
-from colibri.verify import MAX_KEY_FILE_BYTES, golden_path, golden_under_root, need_cryptography, refuse_golden_of_others
+from colibri.verify import (
+    MAX_KEY_FILE_BYTES,
+    golden_path,
+    golden_under_root,
+    need_cryptography,
+    refuse_golden_of_others,
+)
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
