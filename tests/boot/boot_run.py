@@ -35,7 +35,7 @@ class BootRun:
         worker = os.environ.get("PYTEST_XDIST_WORKER", "")  # each counts its own machines
         number = f"{worker}{'-' if worker else ''}{next(self._numbers):03}"
         log = self.logs / f"console-{number}-{cpu}-{_current_test()}.log"
-        made = Machine(image or self.image, self.board, log, chosen)
+        made = Machine(image or self.image, self.board, log, chosen, hushed=True)
         self.machines.append(made)
         return made
 

@@ -79,6 +79,7 @@ _FETCH_TRIES = 40
 # is typed while a command runs waits in a buffer of 4096 characters.
 _ASK_AGAIN_SECONDS = 20.0
 _SYSTEM_LOG = "/var/log/messages"  # and .0, where it was rotated
+_HUSH = 'read level rest <F; [ "$level" -le 5 ] || echo 5 >F'.replace("F", "/proc/sys/kernel/printk")
 _INITRAMFS = ("rootfs.cpio", "rootfs.cpio.gz", "rootfs.cpio.xz", "rootfs.cpio.zst")
 _DISK_TYPES = ("erofs", "squashfs", "ext4")
 _PROMPT = r"[#$] (?:\x1b\[6n)?$"
@@ -495,6 +496,8 @@ class Machine:
     log_path: Path
     options: MachineOptions = field(default_factory=MachineOptions)
     user: str = "root"
+    # Once logged in, notices of the kernel stay in its log, whatever the image shows; warnings are watched for.
+    hushed: bool = False
     boot_seconds: float = field(default=0.0, init=False)
     _console: Console | None = field(default=None, init=False)
 
@@ -523,6 +526,8 @@ class Machine:
             self.boot_seconds = time.monotonic() - started
             self._console.tee(None)
             shell = self._log_in()
+            if self.hushed:
+                shell.run(_HUSH, check=True, noise=True)
         except (MachineDied, ConsoleTimeout) as error:
             self.close()
             reason = str(error).split("\n", 1)[0]
