@@ -17,7 +17,7 @@ import numpy as np
 
 from colibri import __version__
 from colibri._families import FAMILIES, GGUF
-from colibri._spec import Code, Family, Layout, Role, RopeStyle
+from colibri._spec import Code, Family, Layout, Role
 from colibri.checkpoint import Source, TensorFiles, digest_of
 from colibri.errors import ColibriError, shown
 from colibri.families import (
@@ -28,6 +28,7 @@ from colibri.families import (
     config_notes,
     decoder_records,
     family_of,
+    fixed_kinds,
     model_type_of,
     shape_from_config,
 )
@@ -81,6 +82,11 @@ def _tensor_name(names: dict[str, str], role: Role) -> TensorName:
     return TensorName.parse(names[key])
 
 
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A matrix of one row is a vector to some writers."""
+    return shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
+
+
 def check_names(source: Source, expected: dict[str, tuple[int, ...]], ignored: list[str]) -> None:
     """Refuse missing, surplus and misshapen tensors by name."""
     found = source.shapes()
@@ -89,7 +95,7 @@ def check_names(source: Source, expected: dict[str, tuple[int, ...]], ignored: l
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ColibriError(Code.MISSING_TENSOR, f"the checkpoint has no {missing[0]}{more}")
     for name, shape in expected.items():
-        if found[name] != shape:
+        if _squeezed(found[name]) != _squeezed(shape):
             raise ColibriError(
                 Code.TENSOR, f"{name} has the shape {list(found[name])}, the configuration says {list(shape)}"
             )
@@ -267,7 +273,8 @@ def gguf_shape(source: Gguf, experts: int | None = None, top_k: int | None = Non
             Code.UNSUPPORTED,
             f"{source.path}: GGUF architecture {shown(repr(architecture))}, supported: {', '.join(GGUF)}",
         )
-    keys = GGUF[architecture]["config"]
+    table = GGUF[architecture]
+    keys = table["config"]
     scaling = source.value(f"{architecture}.rope.scaling.type")
     if scaling not in (None, "none") or "rope_freqs.weight" in source.shapes():
         kind = shown(str(scaling or "rope_freqs.weight"))
@@ -293,11 +300,25 @@ def gguf_shape(source: Gguf, experts: int | None = None, top_k: int | None = Non
             "only Mixture-of-Experts models are converted (a recipe can make one of it)",
         )
     shapes = source.shapes()
-    names = GGUF[architecture]["tensors"]
+    names = table["tensors"]
+    if experts is not None and "ffn_gate" not in names:
+        raise ColibriError(
+            Code.UNSUPPORTED,
+            f"{source.path}: GGUF architecture {architecture} is no dense model for a recipe, supported: llama",
+        )
+    gating = source.value(f"{architecture}.expert_gating_func")
+    if gating not in (None, 0, 1):
+        raise ColibriError(
+            Code.UNSUPPORTED, f"{source.path}: {architecture}.expert_gating_func is {shown(repr(gating))}, supported: 1"
+        )
     heads, hidden = (check_dimension(name, value(name), f"{source.path}: ") for name in ("heads", "hidden"))
     head_dim = value("head_dim", hidden // heads)
+    kinds = fixed_kinds(FAMILIES[table["family"]]["layer"] | table["layer"])
+    multipliers = ("attention_scale", "embedding_multiplier", "residual_multiplier", "logits_divisor", "clip_qkv")
+    kinds |= {name: real(name) for name in multipliers if name in keys and source.value(keys[name]) is not None}
     return DecoderShape(
-        family=Family[GGUF[architecture]["family"].upper()],
+        **kinds,
+        family=Family[table["family"].upper()],
         hidden=hidden,
         vocabulary=shapes[names["embedding"]][0] if names["embedding"] in shapes else value("vocabulary"),
         layers=value("layers"),
@@ -312,12 +333,14 @@ def gguf_shape(source: Gguf, experts: int | None = None, top_k: int | None = Non
         norm_eps=real("norm_eps"),
         tied_head=names["head"] not in shapes,
         rotary_dim=value("rotary_dim", head_dim),
-        rope_style=RopeStyle.HALF,
+        qkv_bias=names["q_bias"].format(layer=0) in shapes,
+        o_bias=names["o_bias"].format(layer=0) in shapes,
+        shared_intermediate=value("shared_intermediate", 0) if "shared_intermediate" in keys else 0,
     )
 
 
 def unpermuted(rows: RowSource, records: Records) -> RowSource:
-    """Undo the order of Q and K rows in llama GGUF files.
+    """Undo the order of Q and K rows, and of their biases, in the GGUF files of some architectures.
 
     There the two channels of a rotation pair are neighbours; here (style half) they are half a
     rotation apart, as in the original checkpoint.
@@ -325,15 +348,18 @@ def unpermuted(rows: RowSource, records: Records) -> RowSource:
 
     def reordered(slot: Slot, first: int, end: int) -> F32:
         role = slot.tensor.role.name
-        if role not in ("Q", "K"):
+        if role not in ("Q", "K", "Q_BIAS", "K_BIAS"):
             return rows(slot, first, end)
         layer = slot.tensor.layer
         mixer: Any = records.layers[layer or 0].mixer
         dim, pairs = mixer.head_dim, records.ropes[mixer.rope_table].pairs
-        wanted = np.arange(first, end)
+        bias = role.endswith("_BIAS")
+        wanted = np.arange(slot.tensor.columns) if bias else np.arange(first, end)
         head, channel = wanted // dim, wanted % dim
         stored = np.where(channel < pairs, 2 * channel, 2 * (channel - pairs) + 1)
         stored = head * dim + np.where(channel < 2 * pairs, stored, channel)
+        if bias:
+            return np.ascontiguousarray(rows(slot, first, end)[:, stored])
         low, high = int(head[0]) * dim, (int(head[-1]) + 1) * dim
         return np.ascontiguousarray(rows(slot, low, high)[stored - low])
 
@@ -351,7 +377,8 @@ def gguf_job(
     source = Gguf(path)
     records = decoder_records(gguf_shape(source))
     limit_context(records, context_tokens)
-    names: dict[str, str] = GGUF[source.value("general.architecture")]["tensors"]
+    table = GGUF[source.value("general.architecture")]
+    names: dict[str, str] = table["tensors"]
     check_names(source, expected_names(records, names), [])
     section = None
     if tokenizer:
@@ -361,7 +388,9 @@ def gguf_job(
         "name": source.value("general.name"),
         "sha256": {path.name: digest_of(path)},
     }
-    rows = unpermuted(named_rows(source, names), records)
+    rows = named_rows(source, names)
+    if table["neighbours"]:
+        rows = unpermuted(rows, records)
     said, terms = _options(records, tokenizer, chat), gguf_license(source.value)
     made = provenance(origin, precision.names(), options=said, license=terms)
     return Job(records, rows, precision, section, made)

@@ -453,6 +453,11 @@ def _split_experts(values: dict[str, Any]) -> None:
     values["intermediate"] = total // values["experts"]
 
 
+def fixed_kinds(layer: dict[str, Any]) -> dict[str, Any]:
+    """What a table `layer` of families.toml fixes: names of the format as their kinds."""
+    return {name: _KINDS[name][value.upper()] if name in _KINDS else value for name, value in layer.items()}
+
+
 def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
     """Dimensions of a family's config.json."""
     family = FAMILIES[key]
@@ -470,9 +475,7 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
             )
         values["head_dim"] = values["hidden"] // values["heads"]
     values["kv_heads"] = values.get("kv_heads") or values["heads"]
-    kinds = {
-        name: _KINDS[name][value.upper()] if name in _KINDS else value for name, value in family["layer"].items()
-    }
+    kinds = fixed_kinds(family["layer"])
     kinds |= _router_kinds(values)
     if kinds.pop("one_keeps_its_share", False) and values["top_k"] == 1:
         kinds["router_normalise"] = RouterNormalise.NONE

@@ -30,6 +30,11 @@ def generate() -> str:
     """The text of _families.py."""
     families = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
     activations, gguf = families.pop("activations"), families.pop("gguf")
+    common = gguf.pop("common")
+    for name, table in gguf.items():
+        keys = common["config"] | table.get("config", {})
+        table["config"] = {field: key.replace("{arch}", name) for field, key in keys.items()}
+        table["tensors"] = common["tensors"] | table["tensors"]
     return (
         f"{HEAD}ACTIVATIONS: dict[str, str] = {literal(activations)}\n\n"
         f"FAMILIES: dict[str, dict[str, Any]] = {literal(families)}\n\n"
