@@ -123,6 +123,11 @@ def active_bytes(shape: BenchShape, recipe: str) -> int:
     return total
 
 
+def kv_bytes(shape: BenchShape) -> int:
+    """Bytes of the KV cache of one position, f16: a decoded token reads those of all before it."""
+    return shape.layers * shape.kv_heads * shape.head_dim * 2 * 2
+
+
 def expert_bytes(shape: BenchShape) -> int:
     """Bytes of one expert's extent, int4."""
     one = tensor_bytes(DType.INT4, Layout.PANEL8, shape.intermediate, shape.hidden)

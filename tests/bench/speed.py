@@ -6,8 +6,8 @@
 Both programs get the same shape, random token ids and as many threads. `matched` is what the peer
 stores too (4-bit weights, a wider head); `default` has an int8 trunk. The bandwidth is what the
 same number of threads reads per second, measured by colibrictl at the end of each of its runs, so
-on both sides of each run of the peer; `share` is the bytes that a token needs times its rate,
-divided by it. Two threads say something only when their bandwidth is 1.7 times that of one.
+on both sides of each run of the peer; `share` is the bytes that a token reads, weights and KV
+cache at the middle of the run, times its rate, divided by it. Two threads say something only when their bandwidth is 1.7 times that of one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from isolation import evict, run
 from peer import Peer, describe, wanted
 from results import Results, options, spread
-from shapes import RECIPES, SHAPES, active_bytes, colibri_file, gguf_file
+from shapes import RECIPES, SHAPES, active_bytes, colibri_file, gguf_file, kv_bytes
 
 PREFILL_TOKENS = 512
 WARM_TOKENS = 4
@@ -81,7 +81,8 @@ def rows_of(
             }
             if measure == "decode":
                 share = max(s["decode"] / s["bandwidth_bytes_per_s"] for s in samples)
-                row["share"] = active_bytes(SHAPES[name], recipe) * share
+                position = PREFILL_TOKENS + WARM_TOKENS + DECODE_TOKENS[name] // 2
+                row["share"] = (active_bytes(SHAPES[name], recipe) + position * kv_bytes(SHAPES[name])) * share
                 row["note"] = f"{samples[0]['barriers'] / samples[0]['tokens']:.0f} barriers per token"
             rows[f"{measure} {name} {recipe}, {threads} thread{'s' * (threads > 1)}"] = row
     return rows

@@ -13,10 +13,10 @@
 
 /* One token, int4: what the products of a pair of groups start from, scale and read. */
 struct pair {
+    int8_t q[2 * COLUMNS];
     int32_t start[2][4]; /* CB_ROUND_MAGIC_BITS - 8 * S, repeated */
     float d[2];
     float unused[2];
-    int8_t q[2 * COLUMNS];
 };
 
 #define PAIRS 64 /* of a piece: what is prepared at once, 7 KiB of stack */
@@ -147,10 +147,36 @@ INLINE void quantised_panel(const uint8_t *w, int int8, const struct cb_quantize
         store8(y + (first + t) * y_stride, acc[t]);
 }
 
+/* 64 bytes with one instruction, which no compiler makes of loads that follow each other. */
+#define FOUR(a, b, c, d) \
+    "ld1 {v" #a ".16b, v" #b ".16b, v" #c ".16b, v" #d ".16b}, [%[w]], #64\n"
+#define ROWS8(a, b, q, lane)                                             \
+    "sdot %[lo].4s, v" #a ".16b, %[" #q "].4b[" #lane "]\n"             \
+    "sdot %[hi].4s, v" #b ".16b, %[" #q "].4b[" #lane "]\n"
+
 APART void int8_one(const uint8_t *w, const struct cb_quantized *x, size_t first, float *y,
                     size_t y_stride)
 {
-    quantised_panel(w, 1, x, first, 1, y, y_stride);
+    const int8_t *q = x->q + first * x->groups * COLUMNS;
+    const float *d = x->d + first * x->groups, *end = d + x->groups;
+    struct f8 acc = zero8();
+    for (; d < end; d++, w += 16) {
+        int8x16_t low, high;
+        int32x4_t lo = magic_bits(), hi = magic_bits();
+        __asm__ volatile(
+            "ldp %q[low], %q[high], [%[q]], #32\n"
+            FOUR(16, 17, 18, 19) FOUR(20, 21, 22, 23)
+            ROWS8(16, 17, low, 0) ROWS8(18, 19, low, 1) FOUR(16, 17, 18, 19)
+            ROWS8(20, 21, low, 2) ROWS8(22, 23, low, 3) FOUR(20, 21, 22, 23)
+            ROWS8(16, 17, high, 0) ROWS8(18, 19, high, 1)
+            ROWS8(20, 21, high, 2) ROWS8(22, 23, high, 3)
+            : [lo] "+w"(lo), [hi] "+w"(hi), [low] "=&w"(low), [high] "=&w"(high), [w] "+r"(w),
+              [q] "+r"(q)
+            :
+            : "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "memory");
+        acc = add_group(acc, lo, hi, load_scales(w), *d);
+    }
+    store8(y + first * y_stride, acc);
 }
 
 /* 16 columns at a time: half of the activations, and half of the code. */
@@ -213,59 +239,62 @@ APART void int4_four(const uint8_t *w, const struct cb_quantized *x, size_t firs
  * The loop decoding spends its time in. Two groups make four independent sums, and what the next two
  * begin with is loaded beside the sums of these. The order is what a search found that moved one
  * instruction at a time and kept what llvm-mca's model of Cortex-A55, which issues in order, thinks no
- * slower (58 cycles a group; as one would write it, 69); wider cores reorder it anyway.
+ * slower (63 cycles a group; as one would write it, 66); wider cores reorder it anyway.
  *
  * v0..v1 are free for acc; v2 v3 (v4 v5) sums of rows 0-3 and 4-7 of the first (second) group;
- * v6 v7 (v28 v29) its activations; v8..v15 bytes, then high nibbles; v16..v23 low nibbles, then
- * scales; v24 v26 v27 what scales are made of; v30 15 in every byte, v31 CB_ROUND_MAGIC.
+ * v28 v29 (v30 v31) its activations; v8..v15 and v25 bytes, then high nibbles; v16..v23 low nibbles,
+ * then scales; v24 v26 v27 what scales are made of; v6 15 in every byte, v7 CB_ROUND_MAGIC. Two blocks
+ * are nine pairs of registers: the scales come with the bytes beside them.
  */
 #define LOAD1(from, a, at) "ldr " #a ", [%[" #from "], #" #at "]\n"
 #define LOAD2(from, a, b, at) "ldp q" #a ", q" #b ", [%[" #from "], #" #at "]\n"
 #define NEXT2(from, a, b, at) "ldp q" #a ", q" #b ", [%[" #from "], #" #at "]!\n"
-#define LOW(to, from) "and v" #to ".16b, v" #from ".16b, v30.16b\n"
+#define LAST2(from, a, b, at) "ldp q" #a ", q" #b ", [%[" #from "]], #" #at "\n"
+#define LOAD_Q "ld1 {v28.16b, v29.16b, v30.16b, v31.16b}, [%[x]], #64\n"
+#define LOW(to, from) "and v" #to ".16b, v" #from ".16b, v6.16b\n"
 #define HIGH(v) "ushr v" #v ".16b, v" #v ".16b, #4\n"
 #define DOT(sum, w, q, lane) "sdot v" #sum ".4s, v" #w ".16b, v" #q ".4b[" #lane "]\n"
 #define WIDEN_LOW(to, from) "fcvtl v" #to ".4s, v" #from ".4h\n"
 #define WIDEN_HIGH(to, from) "fcvtl2 v" #to ".4s, v" #from ".8h\n"
-#define FLOAT(sum) "fsub v" #sum ".4s, v" #sum ".4s, v31.4s\n"
+#define FLOAT(sum) "fsub v" #sum ".4s, v" #sum ".4s, v7.4s\n"
 #define TIMES_D(v, lane) "fmul v" #v ".4s, v" #v ".4s, v27.s[" #lane "]\n"
 #define TIMES(v, a) "fmul v" #v ".4s, v" #v ".4s, v" #a ".4s\n"
 #define ADD(acc, v) "fadd %[" #acc "].4s, %[" #acc "].4s, v" #v ".4s\n"
 #define COUNT_DOWN "subs %[pairs], %[pairs], #1\n"
 
-/* `pairs` >= 1 pairs of groups; 288 bytes of w and one struct pair beyond them are read too. */
+/* `pairs` >= 1 pairs of groups; 224 bytes of w and one struct pair beyond them are read too. */
 APART struct f8 int4_pairs(struct f8 acc, const uint8_t *w, const struct pair *x, size_t pairs)
 {
     __asm__ volatile(
-        "movi v30.16b, #15\n"
-        "dup v31.4s, %w[magic]\n"
-        LOAD2(x, 2, 4, 0) LOAD2(x, 3, 5, 0) LOAD2(x, 6, 7, 48) LOAD2(x, 28, 29, 80)
-        LOAD2(w, 8, 9, 0) LOAD2(w, 10, 11, 144) LOAD2(w, 12, 13, 32) LOAD2(w, 14, 15, 176)
+        "movi v6.16b, #15\n"
+        "dup v7.4s, %w[magic]\n"
+        LOAD_Q LOAD2(x, 2, 4, 0) LAST2(x, 3, 5, 48)
+        LOAD2(w, 8, 9, 0) LOAD2(w, 12, 13, 32) LOAD2(w, 24, 10, 128) LOAD2(w, 11, 14, 160)
+        LOAD2(w, 15, 25, 192)
         "1:\n"
-        LOW(20, 12) LOW(17, 9) LOW(16, 8) HIGH(8) LOW(21, 13) HIGH(13) LOW(18, 10) HIGH(10)
-        LOW(22, 14) HIGH(14) HIGH(9) LOW(19, 11) HIGH(12) HIGH(11) LOW(23, 15) HIGH(15)
-        DOT(2, 16, 6, 0) DOT(3, 17, 6, 0) DOT(4, 18, 28, 0) DOT(5, 19, 28, 0) DOT(2, 8, 7, 0)
-        DOT(3, 9, 7, 0) DOT(4, 10, 29, 0) DOT(5, 11, 29, 0) LOAD2(w, 10, 11, 208) DOT(3, 21, 6, 1)
-        DOT(2, 20, 6, 1) DOT(5, 23, 28, 1) DOT(4, 22, 28, 1) LOAD2(w, 8, 9, 64) DOT(5, 15, 29, 1)
-        DOT(2, 12, 7, 1) LOW(16, 8) LOAD1(w, q26, 272) LOW(18, 10) HIGH(10) DOT(3, 13, 7, 1)
-        LOAD2(w, 12, 13, 96) DOT(4, 14, 29, 1) LOW(20, 12) HIGH(8) LOW(17, 9) LOAD2(w, 14, 15, 240)
-        DOT(2, 16, 6, 2) HIGH(12) HIGH(9) LOW(22, 14) HIGH(14) LOW(23, 15) HIGH(15) LOW(19, 11)
-        HIGH(11) LOW(21, 13) HIGH(13) DOT(3, 17, 6, 2) DOT(4, 18, 28, 2) LOAD1(x, d27, 32)
-        DOT(5, 19, 28, 2) DOT(2, 8, 7, 2) DOT(4, 10, 29, 2) DOT(3, 9, 7, 2) LOAD1(w, q24, 128)
-        NEXT2(w, 8, 9, 288) DOT(5, 11, 29, 2) WIDEN_LOW(16, 24) DOT(2, 20, 6, 3) DOT(4, 22, 28, 3)
-        DOT(5, 23, 28, 3) WIDEN_HIGH(17, 24) LOAD2(w, 10, 11, 144) DOT(5, 15, 29, 3)
-        WIDEN_HIGH(19, 26) DOT(3, 21, 6, 3) DOT(2, 12, 7, 3) DOT(4, 14, 29, 3)
-        LOAD2(w, 14, 15, 176) FLOAT(2) TIMES_D(19, 1) DOT(3, 13, 7, 3) WIDEN_LOW(18, 26) FLOAT(4)
-        TIMES_D(16, 0) LOAD2(x, 28, 29, 192) FLOAT(3) TIMES_D(17, 0) TIMES(17, 3)
-        LOAD2(w, 12, 13, 32) FLOAT(5) TIMES_D(18, 1) COUNT_DOWN TIMES(16, 2) LOAD2(x, 6, 7, 160)
-        TIMES(18, 4) NEXT2(x, 2, 4, 112) ADD(lo, 16) ADD(hi, 17) TIMES(19, 5) LOAD2(x, 3, 5, 0)
-        ADD(lo, 18) ADD(hi, 19)
+        LOW(20, 12) HIGH(12) LOW(16, 8) HIGH(8) LOW(21, 13) HIGH(13) LOW(19, 11) LOW(22, 14)
+        LOW(18, 10) DOT(2, 16, 28, 0) HIGH(14) HIGH(11) LOW(17, 9) HIGH(9) HIGH(10) LOW(23, 15)
+        HIGH(15) DOT(3, 17, 28, 0) DOT(4, 18, 30, 0) DOT(5, 19, 30, 0) DOT(2, 8, 29, 0)
+        DOT(3, 9, 29, 0) DOT(4, 10, 31, 0) DOT(5, 11, 31, 0) DOT(3, 21, 28, 1) DOT(2, 20, 28, 1)
+        DOT(5, 23, 30, 1) LOAD2(w, 8, 9, 64) DOT(4, 22, 30, 1) DOT(5, 15, 31, 1) DOT(2, 12, 29, 1)
+        LOW(16, 8) LOW(18, 25) DOT(3, 13, 29, 1) LOAD2(w, 12, 13, 96) DOT(4, 14, 31, 1) HIGH(8)
+        LOW(20, 12) HIGH(12) LOAD2(w, 11, 14, 224) HIGH(25) LOW(21, 13) LOAD2(w, 15, 26, 256)
+        DOT(2, 16, 28, 2) LOW(17, 9) HIGH(9) LOW(23, 15) LOW(22, 14) LOW(19, 11) DOT(2, 8, 29, 2)
+        HIGH(14) HIGH(15) HIGH(11) HIGH(13) DOT(3, 17, 28, 2) DOT(4, 18, 30, 2) DOT(5, 19, 30, 2)
+        LOAD1(x, d27, -16) DOT(3, 9, 29, 2) WIDEN_LOW(16, 24) DOT(4, 25, 31, 2) NEXT2(w, 8, 9, 288)
+        DOT(5, 11, 31, 2) DOT(2, 20, 28, 3) DOT(4, 22, 30, 3) DOT(5, 23, 30, 3) WIDEN_HIGH(17, 24)
+        LOAD2(w, 24, 10, 128) WIDEN_HIGH(19, 26) TIMES_D(16, 0) DOT(3, 21, 28, 3) WIDEN_LOW(18, 26)
+        DOT(5, 15, 31, 3) LOAD2(w, 15, 25, 192) DOT(2, 12, 29, 3) DOT(3, 13, 29, 3)
+        DOT(4, 14, 31, 3) FLOAT(2) TIMES_D(17, 0) LOAD2(w, 11, 14, 160) TIMES_D(19, 1) FLOAT(4)
+        FLOAT(3) TIMES_D(18, 1) FLOAT(5) TIMES(16, 2) LOAD2(w, 12, 13, 32) TIMES(17, 3) LOAD_Q
+        TIMES(18, 4) ADD(hi, 17) ADD(lo, 16) LOAD2(x, 2, 4, 0) TIMES(19, 5) LAST2(x, 3, 5, 48)
+        ADD(lo, 18) ADD(hi, 19) COUNT_DOWN
         "b.ne 1b\n"
         : [lo] "+w"(acc.lo), [hi] "+w"(acc.hi), [w] "+r"(w), [x] "+r"(x), [pairs] "+r"(pairs)
         : [magic] "r"(CB_ROUND_MAGIC_BITS)
         : "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15",
-          "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v26", "v27", "v28", "v29",
-          "v30", "v31", "cc", "memory");
+          "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28",
+          "v29", "v30", "v31", "cc", "memory");
     return acc;
 }
 
