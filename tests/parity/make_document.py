@@ -27,7 +27,7 @@ HEAD = """\
 Made by tests/parity/make_document.py from engine/spec/families.toml and tests/parity/results.json; do not edit.
 
 ## What is converted
-`colibri convert FOLDER MODEL.colibri` reads config.json and takes the family from `architectures` (else
+`colibri convert FOLDER -o MODEL.colibri` reads config.json and takes the family from `architectures` (else
 `model_type`). Dimensions come from the checkpoint alone. Activations: {activations}. RoPE scaling: none, linear,
 llama3, YaRN (as `rope_scaling` or `rope_parameters`); dynamic, LongRoPE and partial rotation are refused by name.
 Anything in the checkpoint that the records have no place for is refused, never left out.
