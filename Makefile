@@ -34,9 +34,10 @@ setup-demo:
 	$(SETUP) demo
 
 .PHONY: engine
-engine: setup-build ## library and colibrictl; takes CROSS_COMPILE CC CFLAGS LDFLAGS USE_BUILTIN_MEMCPY
+engine: setup-build ## library and colibrictl; takes CROSS_COMPILE CC CFLAGS LDFLAGS USE_BUILTIN_MEMCPY SIGNATURES PKG_CONFIG
 	@$(VENV)/python $(SUPPORT)/build_engine.py --cross-compile='$(CROSS_COMPILE)' --cc='$(GIVEN_CC)' \
-		--cflags='$(CFLAGS)' --ldflags='$(LDFLAGS)' --builtin-memcpy='$(USE_BUILTIN_MEMCPY)'
+		--cflags='$(CFLAGS)' --ldflags='$(LDFLAGS)' --builtin-memcpy='$(USE_BUILTIN_MEMCPY)' \
+		--signatures='$(SIGNATURES)' --pkg-config='$(PKG_CONFIG)'
 
 .PHONY: engine-musl
 engine-musl: setup ## static musl programs: build/aarch64-linux-musl and build/arm-linux-musleabihf
@@ -143,6 +144,7 @@ bench-peer: setup-demo ## build llama.cpp in ~/.cache/colibri/bench: what benchm
 
 .PHONY: yocto yocto-check
 yocto: ## bitbake colibri-image through kas (docs/yocto.md); KAS_FILES=kas.yml:configs/kas/…
+	@command -v kas >/dev/null || { echo 'make yocto: there is no kas: python3 -m pip install kas, in an environment of its own (docs/yocto.md)' >&2; exit 1; }
 	@kas build $(or $(KAS_FILES),kas.yml)
 yocto-check: ## the layer against upstream trees: OECORE=DIR BITBAKE=DIR; parse, linter, task graph (not as root)
 	@$(or $(PYTHON),$(error no Python >= 3.11 found: install python3 or give PYTHON=…)) tests/firmware/yocto_check.py --oecore '$(OECORE)' --bitbake '$(BITBAKE)'
@@ -156,6 +158,7 @@ BR2_OUTPUT ?= build/buildroot
 buildroot: dist models ## firmware with Buildroot: BUILDROOT=TREE, BR2_OUTPUT=build/buildroot, BR2_FRAGMENT=more settings
 	@br2-external/utils/build '$(BUILDROOT)' '$(abspath $(BR2_OUTPUT))' $(or $(BR2_CONFIG),colibri_qemu_aarch64_defconfig) $(BR2_FRAGMENT)
 buildroot-check: dist ## check-package, shellcheck, savedefconfig, show-info, legal-info: BUILDROOT=TREE
+	@test -x '$(BUILDROOT)/utils/check-package' || { echo "make buildroot-check: '$(BUILDROOT)' is no Buildroot tree: give BUILDROOT=TREE (docs/buildroot.md)" >&2; exit 1; }
 	@br2-external/utils/check '$(BUILDROOT)' '$(abspath $(BR2_OUTPUT))-check' '$(abspath $(BR2_OUTPUT))'
 
 .PHONY: clean

@@ -47,6 +47,7 @@ class Toolchain:
     archiver: list[str]
     cflags: list[str] = field(default_factory=list)
     ldflags: list[str] = field(default_factory=list)
+    pkg_config: list[str] = field(default_factory=list)
     family: str = ""
     runner: str = ""
     triple: str = ""
@@ -114,6 +115,8 @@ def machine_file(chain: Toolchain) -> str:
         f"c = {quoted(chain.compiler)}",
         f"ar = {quoted(chain.archiver)}",
     ]
+    if chain.pkg_config:
+        lines.append(f"pkg-config = {quoted(chain.pkg_config)}")
     runner = None if chain.native else shutil.which(chain.runner)
     if runner:
         libraries = Path("/usr") / chain.triple.replace("-none-", "-")
@@ -197,6 +200,8 @@ def main() -> int:
     parser.add_argument("--cflags", default="")
     parser.add_argument("--ldflags", default="", help="-static makes static programs")
     parser.add_argument("--builtin-memcpy", default="", metavar="0|1")
+    parser.add_argument("--signatures", default="", metavar="0|1", help="check signatures, with the target's libsodium")
+    parser.add_argument("--pkg-config", default="", help="the target's pkg-config (default: with the prefix)")
     parser.add_argument("--name", default="", help="folder below build/ (default: host or triple)")
     parser.add_argument("--option", action="append", default=[], help="further meson options")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
@@ -213,7 +218,13 @@ def main() -> int:
             options.append("-Duse_builtin_memcpy=true")
         plain = chain.native and not (arguments.cc or chain.cflags or chain.ldflags)
         name = arguments.name or ("host" if plain else chain.triple)
-        if name == "host":
+        if arguments.signatures not in ("", "0"):
+            chain.pkg_config = shlex.split(arguments.pkg_config) or [f"{arguments.cross_compile}pkg-config"]
+            if not shutil.which(chain.pkg_config[0]):
+                raise BuildError(f"SIGNATURES=1 asks pkg-config for libsodium, and there is no {chain.pkg_config[0]}: "
+                                 "give PKG_CONFIG=… (docs/toolchains.md)")
+            options.append("-Dsignatures=enabled")
+        elif name == "host":
             options.append("-Dsignatures=auto")  # the core needs libc alone; this machine's build also tests them
         folder = REPOSITORY / "build" / name
         build(chain, folder, options, arguments.jobs)
@@ -222,7 +233,8 @@ def main() -> int:
         return 1
     made = [file for file in ("libcolibri.a", "libcolibri.so", "colibrictl")
             if (folder / file).exists()]  # fmt: skip
-    print(f"engine: {chain.triple}: build/{name}: {', '.join(made)}")
+    without = "" if any("signatures" in option for option in options) else "; checks no signatures (SIGNATURES=1 does)"
+    print(f"engine: {chain.triple}: build/{name}: {', '.join(made)}{without}")
     return 0
 
 
