@@ -46,6 +46,14 @@ def pytest_configure(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", {}).get("boot_seed", given)
     config.stash[_SEED_KEY] = secrets.randbelow(1 << 32) if given is None else given
     config.stash[_PROOFS_KEY] = []
+    folder = config.getoption("--image")
+    if folder is None:
+        return
+    try:  # a folder that holds no image is one error, not one for every test
+        Image.load(Path(folder))
+        Board.load(Path(config.getoption("--board") or Path(folder) / "board.toml"))
+    except ValueError as error:
+        raise pytest.UsageError(f"--image {folder}: {error}") from error
 
 
 @pytest.hookimpl(optionalhook=True)
