@@ -16,7 +16,8 @@ SCRIPT = Path(__file__).resolve().parents[1] / "support" / "models.py"
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script with folders of its own, and a converter that counts how often it is asked."""
     spec = importlib.util.spec_from_file_location("models_script", SCRIPT)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     calls: list[str] = []
