@@ -399,6 +399,8 @@ class TokenizerFlag(enum.IntEnum):
     IGNORE_MERGES = 2
     BYTE_FALLBACK = 4
     ADD_PREFIX_SPACE = 8
+    KEEP_PREFIX_SPACE = 16
+    CHAT_PREFIX_SPACE = 32
 
 
 @dataclass

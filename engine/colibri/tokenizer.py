@@ -17,7 +17,6 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
@@ -27,15 +26,22 @@ from colibri._spec import CharacterClass, Code, Normalizer, Pretokenizer, Tokeni
 from colibri.errors import ColibriError
 
 HEADER = struct.Struct(TokenizerHeader.STRUCT)
-FLAGS_BUILT = int(TokenizerFlag.ADD_BOS | TokenizerFlag.IGNORE_MERGES)
+BYTE_TOKENS = 256
+KINDS_BUILT = (TokenizerKind.BYTE_BPE, TokenizerKind.SENTENCEPIECE_BPE)
 FLAGS_KNOWN = sum(int(flag) for flag in TokenizerFlag)
-PRETOKENIZERS_BUILT = (
-    Pretokenizer.NONE,
-    Pretokenizer.GPT2,
-    Pretokenizer.SMOLLM,
-    Pretokenizer.LLAMA3,
-    Pretokenizer.QWEN2,
-)
+_BYTE_FLAGS = int(TokenizerFlag.ADD_BOS | TokenizerFlag.IGNORE_MERGES)
+_FALLBACK = int(TokenizerFlag.BYTE_FALLBACK)
+FLAGS_BUILT: dict[TokenizerKind, list[int]] = {
+    TokenizerKind.BYTE_BPE: [flags for flags in range(FLAGS_KNOWN + 1) if not flags & ~_BYTE_FLAGS],
+    TokenizerKind.SENTENCEPIECE_BPE: [
+        flags for flags in range(FLAGS_KNOWN + 1) if flags & _FALLBACK and not flags & TokenizerFlag.IGNORE_MERGES
+    ],
+}
+PRETOKENIZERS_BUILT: dict[TokenizerKind, list[Pretokenizer]] = {
+    TokenizerKind.BYTE_BPE: [kind for kind in Pretokenizer if kind != Pretokenizer.O200K],
+    TokenizerKind.SENTENCEPIECE_BPE: [Pretokenizer.NONE],
+}
+BLANK = "\u2581".encode()  # how vocabularies of SentencePiece write the space
 CLASSES_BUILT = (CharacterClass.LETTER, CharacterClass.NUMBER, CharacterClass.SPACE)
 
 # A text is turned into one symbol per character before the regex sees it: 'a' any letter, '0' any number, '\t' any
@@ -82,11 +88,13 @@ def _words(values: Iterable[int]) -> bytes:
 
 @dataclass
 class TokenizerSpec:
-    """A byte-level BPE tokenizer with its chat form.
+    """A BPE tokenizer, of bytes or of characters (SentencePiece), with its chat form.
 
     tokens: the bytes of each id. merges: sorted by (left, right). specials, ends: ascending ids.
     class_ranges: (first code point, last code point, CharacterClass), ascending.
-    literals: ids, by their bytes, of ordinary text that is matched before the text is split.
+    literals: ids, by their bytes, of ordinary text that is matched before the text is split; of kind
+    sentencepiece_bpe the tokens that a text is made of before merging: its characters.
+    unk_id: with byte_fallback the token of byte 0; those of the other bytes follow it.
     chat_prefix, chat_suffix: ids around the user's text; both empty when the model has no chat form.
     Lookup tables are made at the first use: change tokens or merges with dataclasses.replace only.
     """
@@ -104,6 +112,7 @@ class TokenizerSpec:
     class_ranges: list[tuple[int, int, int]] = field(default_factory=list)
     unicode_version: int = 0
     literals: list[int] = field(default_factory=list)
+    kind: TokenizerKind = TokenizerKind.BYTE_BPE
 
     # ---- loaders ----------------------------------------------------------------------------------
 
@@ -148,7 +157,7 @@ class TokenizerSpec:
     def _pack(self) -> bytes:
         text = b"".join(self.tokens)
         header = TokenizerHeader(
-            kind=TokenizerKind.BYTE_BPE,
+            kind=self.kind,
             pretokenizer=self.pretokenizer,
             normalizer=Normalizer.NONE,
             flags=self.flags,
@@ -203,12 +212,65 @@ class TokenizerSpec:
         data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
         if chat and not self.has_chat:
             raise ColibriError(Code.NO_CHAT, "the tokenizer has no chat form: use the text as it is")
+        if self.of_characters and chat:
+            return self._encode_chat(data)
         ids = list(self.chat_prefix) if chat else []
         if not chat and self.flags & TokenizerFlag.ADD_BOS and self.bos_id is not None:
             ids.append(self.bos_id)
+        if self.of_characters:
+            lead = bool(self.flags & TokenizerFlag.ADD_PREFIX_SPACE)
+            return ids + self.merged(data, lead)
         for piece in self._cut(data):
             ids += [piece] if isinstance(piece, int) else self._encode_piece(piece)
         return ids + (list(self.chat_suffix) if chat else [])
+
+    @property
+    def of_characters(self) -> bool:
+        """Whether the symbols before merging are characters, not bytes."""
+        return self.kind == TokenizerKind.SENTENCEPIECE_BPE
+
+    def _encode_chat(self, data: bytes) -> list[int]:
+        """The text and what stands around it as one word: special tokens as such, the others as text."""
+        special = set(self.specials)
+        before: list[int] = []
+        for i in self.chat_prefix:
+            before += [i] if i in special else self._symbols_of(self.tokens[i], False)
+        lead = bool(self.flags & TokenizerFlag.CHAT_PREFIX_SPACE)
+        middle = self._symbols_of(data, lead)
+        lead = lead and not data
+        after: list[int] = []
+        for i in self.chat_suffix:
+            after += [i] if i in special else self._symbols_of(self.tokens[i], lead)
+            lead = lead and not (i in special or self.tokens[i])
+        return self._merge_symbols(before + middle + after)
+
+    def merged(self, data: bytes, lead: bool) -> list[int]:
+        """Ids of a text as one word of kind sentencepiece_bpe; lead: with a space in front."""
+        return self._merge_symbols(self._symbols_of(data, lead))
+
+    def _symbols_of(self, data: bytes, lead: bool) -> list[int]:
+        """What a text is made of before merging: the longest literal at each place, else the token of the byte.
+
+        lead: put a space in front, unless the text is empty or, with keep_prefix_space, begins with one.
+        """
+        space = self._literal_ids.get(b" ")
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            found = next((n for n in self._literal_sizes if data[at : at + n] in self._literal_ids), 0)
+            if found:
+                ids.append(self._literal_ids[data[at : at + found]])
+                at += found
+            elif space is not None and data.startswith(BLANK, at):
+                ids.append(space)
+                at += len(BLANK)
+            else:
+                ids.append((self.unk_id or 0) + data[at])
+                at += 1
+        keep = self.flags & TokenizerFlag.KEEP_PREFIX_SPACE
+        if lead and ids and space is not None and not (keep and ids[0] == space):
+            ids.insert(0, space)
+        return ids
 
     def _cut(self, data: bytes) -> Iterator[bytes | int]:
         """Stretches of text and, between them, the ids of literals: leftmost first, the longest of those."""
@@ -226,7 +288,10 @@ class TokenizerSpec:
         return [i for word in self.split(data) for i in self._encode_word(word)]
 
     def encode_marked(self, text: str) -> list[int]:
-        """Ids of a rendered template: special tokens in it, longest first, become their ids. No BOS is added."""
+        """Ids of a rendered template: special tokens in it, longest first, become their ids. No BOS is added.
+
+        byte_bpe only; what kind sentencepiece_bpe needs is in colibri.tokenizer_sentencepiece.
+        """
         marks = {self.tokens[i]: i for i in reversed(self.specials + self.literals) if self.tokens[i]}
         if not marks:
             return self._encode_piece(text.encode())
@@ -280,6 +345,10 @@ class TokenizerSpec:
         return {self.tokens[i]: i for i in self.literals}
 
     @cached_property
+    def _literal_sizes(self) -> list[int]:
+        return sorted({len(text) for text in self._literal_ids}, reverse=True)
+
+    @cached_property
     def _literal(self) -> re.Pattern[bytes] | None:
         texts = sorted(self._literal_ids, key=len, reverse=True)
         return re.compile(b"|".join(map(re.escape, texts))) if texts else None
@@ -319,6 +388,9 @@ class TokenizerSpec:
             found = self._ids.get(bytes((value,)), self.unk_id)
             if found is not None:
                 ids.append(found)
+        return self._merge_symbols(ids)
+
+    def _merge_symbols(self, ids: list[int]) -> list[int]:
         count = len(ids)
         after = list(range(1, count + 1))
         before = list(range(-1, count - 1))
@@ -375,6 +447,7 @@ class _Reader:
                     ((head.bos_id, "bos"), (head.unk_id, "unk")))
         if head.flags & TokenizerFlag.ADD_BOS and bos is None:
             _malformed("flag add_bos is set and there is no bos_id: give one or clear the flag")
+        self._byte_tokens(head, tokens, set(specials))
         ranges = self._classes(head.class_ranges)
         prefix, suffix = (self._ids(n, head.tokens, name) for n, name in
                           ((head.chat_prefix, "chat prefix"), (head.chat_suffix, "chat suffix")))
@@ -392,32 +465,36 @@ class _Reader:
             class_ranges=ranges,
             unicode_version=head.unicode_version,
             literals=literals,
+            kind=TokenizerKind(head.kind),
         )
         if head.flags & TokenizerFlag.IGNORE_MERGES:
             self._by_text(spec)
         return spec
 
     def _check_kinds(self, head: TokenizerHeader) -> None:
-        rows: tuple[tuple[str, int, type[IntEnum], Sequence[int]], ...] = (
-            ("kind", head.kind, TokenizerKind, (TokenizerKind.BYTE_BPE,)),
-            ("pretokenizer", head.pretokenizer, Pretokenizer, PRETOKENIZERS_BUILT),
-            ("normalizer", head.normalizer, Normalizer, (Normalizer.NONE,)),
-        )
-        for name, value, known, built in rows:
-            if value in built:
-                continue
-            names = ", ".join(f"{v:d}" for v in built)
-            if value in [int(v) for v in known] and not (name == "kind" and value == TokenizerKind.NONE):
-                raise ColibriError(
-                    Code.UNSUPPORTED, f"tokenizer {name} {value} is known but not built in; supported: {names}"
-                )
-            _malformed(f"tokenizer {name} is {value}, which is unknown; supported: {names}")
-        if head.flags & ~FLAGS_KNOWN:
-            _malformed(f"tokenizer flags 0x{head.flags:x} have unknown bits; known are 0x{FLAGS_KNOWN:x}")
-        if head.flags & ~FLAGS_BUILT:
+        self._choice("kind", head.kind, max(TokenizerKind), KINDS_BUILT, head.kind)
+        kind = TokenizerKind(head.kind)
+        self._choice("pre-tokenizer", head.pretokenizer, max(Pretokenizer), PRETOKENIZERS_BUILT[kind], kind)
+        self._choice("normalizer", head.normalizer, max(Normalizer), (Normalizer.NONE,), kind)
+        self._choice("flags", head.flags, FLAGS_KNOWN, FLAGS_BUILT[kind], kind)
+
+    def _choice(self, name: str, value: int, known: int, built: Sequence[int], kind: int) -> None:
+        """value is one of 0..known, of which `built` are built in."""
+        if value > known:
+            _malformed(f"tokenizer {name} {value} is unknown; known are 0..{known:d}")
+        if value not in built:
             raise ColibriError(
-                Code.UNSUPPORTED, f"tokenizer flags 0x{head.flags:x} are not built in; supported: 0x{FLAGS_BUILT:x}"
+                Code.UNSUPPORTED,
+                f"tokenizer {name} {value} is not built in for kind {kind:d} (docs/format.md, section 6)",
             )
+
+    def _byte_tokens(self, head: TokenizerHeader, tokens: list[bytes], special: set[int]) -> None:
+        if head.kind != TokenizerKind.SENTENCEPIECE_BPE:
+            return
+        for byte in range(BYTE_TOKENS):
+            i = head.unk_id + byte
+            if i >= head.tokens or i in special or tokens[i] != bytes((byte,)):
+                _malformed(f"id {i} is not the token of byte {byte}: byte_fallback has {BYTE_TOKENS} of them")
 
     def _check_counts(self, head: TokenizerHeader, vocabulary: int | None) -> None:
         if head.tokens == 0:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Tokenizers of checkpoints, reduced to what the tokenizer section can express.
 
-Two sources: a Hugging Face folder (tokenizer.json and the files beside it) and the metadata of a GGUF file. What the
+Two sources: a Hugging Face folder (tokenizer.json, else a SentencePiece model file, and the files beside it) and the
+metadata of a GGUF file. Here is what is byte-level BPE; colibri.tokenizer_sentencepiece has the other kind. What the
 section cannot express is refused by name, because ids that differ silently cost answers, not errors.
 
 Chat: the template is rendered once, here, around a marker; what stands on its two sides becomes the ids that the
@@ -11,20 +12,22 @@ device puts around the user's text. So a device needs no template language.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from colibri._spec import MAX_VOCABULARY, Code, Pretokenizer, TokenizerFlag
+from colibri import tokenizer_sentencepiece as sentencepiece
+from colibri._spec import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, Code, Pretokenizer, TokenizerFlag
 from colibri._unicode import CLASS_RANGES, UNICODE_VERSION
 from colibri.errors import ColibriError
 from colibri.files import load_json, read_regular
 from colibri.tokenizer import Merge, TokenizerSpec
+from colibri.tokenizer_sentencepiece import Spacing, is_marker
 
 MARKER = "ColibriUserTextMarker"
 
-_SUPPORTED = "byte-level BPE with the pre-tokenizers gpt2, smollm, llama3, qwen2"
+_SUPPORTED = "byte-level BPE with the pre-tokenizers gpt2, smollm, llama3, qwen2, and BPE with byte_fallback"
 _TAIL = r"\s+(?!\S)|\s+"
 _MODERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|" + _TAIL
 REGEXES = {
@@ -39,7 +42,7 @@ GGUF_PRETOKENIZERS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), Pretokenizer.QWEN2),
 }
 # token_type of GGUF
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_NORMAL, _USER_DEFINED, _BYTE = sentencepiece.NORMAL, sentencepiece.USER_DEFINED, sentencepiece.BYTE
 # A GGUF file names one end of sequence; a text also ends where a control token of these names appears.
 _END_NAMES = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<|eom_id|>", "</s>")
 
@@ -95,10 +98,6 @@ def _merge_rows(pairs: Iterable[Sequence[str]], ids: Mapping[str, int]) -> list[
         ranked[ids[left], ids[right]] = (rank, ids[left + right])
     dense = {pair: n for n, pair in enumerate(sorted(ranked, key=lambda pair: ranked[pair][0]))}
     return sorted((left, right, dense[left, right], merged) for (left, right), (_, merged) in ranked.items())
-
-
-def _is_marker(text: str) -> bool:
-    return len(text) > 2 and (text[0], text[-1]) in (("<", ">"), ("[", "]"))
 
 
 def _check_literal(token: Mapping[str, Any], token_id: int) -> None:
@@ -157,6 +156,7 @@ def _add_chat(
     variables: Mapping[str, object],
     system: str | None,
     stripping: Sequence[str] = (),
+    spacing: Spacing | None = None,
 ) -> None:
     if template is None:
         if system is not None:
@@ -164,14 +164,20 @@ def _add_chat(
         return
     prefix, suffix = render_template(template, variables, system)
     with _reading("the text of the chat template"):
-        _set_chat(spec, prefix, suffix, stripping)
+        _set_chat(spec, prefix, suffix, stripping, spacing)
 
 
-def _set_chat(spec: TokenizerSpec, prefix: str, suffix: str, stripping: Sequence[str]) -> None:
+def _set_chat(
+    spec: TokenizerSpec, prefix: str, suffix: str, stripping: Sequence[str], spacing: Spacing | None
+) -> None:
     for name in stripping:
         if name in prefix + suffix:
-            _refuse(f"the chat template uses token {name!r}, which swallows the spaces around it (lstrip, rstrip)",
+            _refuse(f"the chat template uses token {name!r}, which swallows the spaces around it (lstrip, rstrip), or "
+                    "is looked for behind a normalizer that adds some",
                     "convert with --no-chat to leave the chat form out")
+    if spacing is not None:
+        sentencepiece.set_chat(spec, prefix, suffix, spacing)
+        return
     spec.chat_prefix = spec.encode_marked(prefix)
     spec.chat_suffix = spec.encode_marked(suffix)
 
@@ -193,55 +199,71 @@ def _from_gguf(metadata: Mapping[str, object], chat: bool, system: str | None) -
         return value
 
     model = take("model", str)
-    if model != "gpt2":
+    names = take("tokens", list)
+    if names is None:
+        _refuse("GGUF metadata lacks tokenizer.ggml.tokens", "give a complete file")
+    types = take("token_type", list, [_NORMAL] * len(names))
+    if len(types) != len(names):
+        _refuse(f"GGUF file has {len(names)} tokens and {len(types)} token types", "the counts must be equal")
+    spacing: Spacing | None = None
+    if model == "llama":
+        scores = take("scores", list)
+        if scores is None or len(scores) != len(names):
+            _refuse(f"GGUF file has {len(names)} tokens and not as many tokenizer.ggml.scores", "give a complete file")
+        pieces = sentencepiece.from_scores(names, scores, types, take("add_space_prefix", bool, True))
+        spec, spacing = pieces.spec(), pieces.spacing
+        default_bos = True
+    elif model == "gpt2":
+        spec = _gguf_byte_level(take, names, types)
+        default_bos = spec.pretokenizer == Pretokenizer.LLAMA3
+    else:
         _refuse(f"GGUF tokenizer model is {model!r}")
+    spec.bos_id = take("bos_token_id", int)
+    spec.flags |= int(TokenizerFlag.ADD_BOS) * bool(take("add_bos_token", bool, default_bos))
+    ends = {take(f"{key}_token_id", int) for key in ("eos", "eot", "eom")}
+    ends |= {i for i in spec.specials if names[i] in _END_NAMES}
+    spec.ends = sorted(i for i in ends if i is not None)
+    if chat:
+        template = metadata.get("tokenizer.chat_template")
+        eos = take("eos_token_id", int)
+        variables = {key: names[i] for key, i in (("bos_token", spec.bos_id), ("eos_token", eos)) if i is not None}
+        _add_chat(spec, str(template) if template else None, variables, system, spacing=spacing)
+    return spec
+
+
+def _gguf_byte_level(take: Callable[..., Any], names: list[str], types: list[int]) -> TokenizerSpec:
+    """The tokenizer of the model gpt2, without BOS, ends and chat form."""
     pre = take("pre", str)
     if pre not in GGUF_PRETOKENIZERS:
         _refuse(f"GGUF pre-tokenizer is {pre!r}", f"supported: {', '.join(sorted(GGUF_PRETOKENIZERS))}")
     if take("add_space_prefix", bool, False):
         _refuse("GGUF key tokenizer.ggml.add_space_prefix is set")
-    names = take("tokens", list)
     merges = take("merges", list)
-    if names is None or merges is None:
-        _refuse("GGUF metadata lacks tokenizer.ggml.tokens or tokenizer.ggml.merges", "give a complete file")
-    types = take("token_type", list, [_NORMAL] * len(names))
-    if len(types) != len(names):
-        _refuse(f"GGUF file has {len(names)} tokens and {len(types)} token types", "the counts must be equal")
+    if merges is None:
+        _refuse("GGUF metadata lacks tokenizer.ggml.merges", "give a complete file")
     tokens: list[bytes] = []
     specials: list[int] = []
     literals: list[int] = []
     for i, (name, kind) in enumerate(zip(names, types, strict=True)):
         if kind == _BYTE or not _NORMAL <= kind <= _BYTE:
             _refuse(f"token {i} {name!r} has GGUF token type {kind}", "a gpt2 tokenizer has types 1 to 5")
-        if kind == _USER_DEFINED and not _is_marker(name):
+        if kind == _USER_DEFINED and not is_marker(name):
             literals.append(i)
         elif kind != _NORMAL:
             specials.append(i)
         tokens.append(_token_bytes(name, i) if kind == _NORMAL else name.encode())
     pretokenizer = GGUF_PRETOKENIZERS[pre]
     llama3 = pretokenizer == Pretokenizer.LLAMA3
-    bos = take("bos_token_id", int)
-    ends = {take(f"{key}_token_id", int) for key in ("eos", "eot", "eom")}
-    ends |= {i for i in specials if names[i] in _END_NAMES}
-    spec = TokenizerSpec(
+    return TokenizerSpec(
         tokens=tokens,
         merges=_merge_rows((merge.split(" ", 1) for merge in merges), {name: i for i, name in enumerate(names)}),
         pretokenizer=pretokenizer,
-        flags=int(TokenizerFlag.ADD_BOS) * bool(take("add_bos_token", bool, llama3))
-        | int(TokenizerFlag.IGNORE_MERGES) * llama3,
+        flags=int(TokenizerFlag.IGNORE_MERGES) * llama3,
         specials=specials,
-        ends=sorted(i for i in ends if i is not None),
         literals=sorted(literals, key=lambda i: tokens[i]),
-        bos_id=bos,
         class_ranges=list(CLASS_RANGES),
         unicode_version=UNICODE_VERSION,
     )
-    if chat:
-        template = metadata.get("tokenizer.chat_template")
-        eos = take("eos_token_id", int)
-        variables = {key: names[i] for key, i in (("bos_token", bos), ("eos_token", eos)) if i is not None}
-        _add_chat(spec, str(template) if template else None, variables, system)
-    return spec
 
 
 # ---- Hugging Face ---------------------------------------------------------------------------------
@@ -331,9 +353,13 @@ def _check_model(data: Mapping[str, Any], drop_nfc: bool) -> dict[str, Any]:
     model: dict[str, Any] = data.get("model") or {}
     if model.get("type", "BPE") != "BPE" or "merges" not in model:
         _refuse(f"tokenizer.json has a {model.get('type')} model")
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             _refuse(f"tokenizer.json has the BPE option {key} = {model[key]!r}")
+    if _flag(model, "byte_fallback", False):
+        if _flag(model, "ignore_merges", False):
+            _refuse("tokenizer.json has byte_fallback and ignore_merges")
+        return model
     kinds = [part.get("type") for part in _parts(data.get("normalizer"), "normalizers")]
     if kinds == ["NFC"]:
         if not drop_nfc:
@@ -346,19 +372,55 @@ def _check_model(data: Mapping[str, Any], drop_nfc: bool) -> dict[str, Any]:
 
 def from_huggingface(directory: Path, *, chat: bool, system: str | None, drop_nfc: bool) -> TokenizerSpec:
     """See TokenizerSpec.from_huggingface."""
-    if not (directory / "tokenizer.json").exists():
-        _refuse(f"{directory.name} has no tokenizer.json",
+    path = directory / "tokenizer.json"
+    model = directory / "tokenizer.model"
+    if not path.exists() and not model.exists():
+        _refuse(f"{directory.name} has neither tokenizer.json nor tokenizer.model",
                 "save it with the fast tokenizer of transformers (save_pretrained)")
-    data = _json(directory / "tokenizer.json")
+    data = _json(path)
     config = _json(directory / "tokenizer_config.json")
     named = {key: _content(config.get(key)) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
-    with _reading(f"{directory / 'tokenizer.json'}"):
-        spec, every, stripping = _from_tokenizer_json(data, config, named, drop_nfc)
+    stripping: list[str] = []
+    spacing: Spacing | None = None
+    if path.exists():
+        with _reading(f"{path}"):
+            spec, every, stripping, spacing = _from_tokenizer_json(data, config, named, drop_nfc)
+    else:
+        with _reading(f"{model}"):
+            spec, every, spacing = _from_model_file(model, config, named)
     spec.ends = _end_ids(directory, every, named["eos_token"])
     if chat:
         variables = {key: name for key, name in named.items() if name is not None}
-        _add_chat(spec, _template(directory, config), variables, system, stripping)
+        _add_chat(spec, _template(directory, config), variables, system, stripping, spacing)
     return spec
+
+
+def _from_model_file(
+    path: Path, config: Mapping[str, Any], named: dict[str, str | None]
+) -> tuple[TokenizerSpec, dict[str, int], Spacing]:
+    """A SentencePiece model file: names that the configuration leaves out come from it, and a BOS goes in front."""
+    pieces = sentencepiece.read_model(read_regular(path, MAX_TOKENIZER_BYTES), str(path))
+    if config.get("added_tokens_decoder"):
+        _check_added(config["added_tokens_decoder"], pieces.names)
+    spec = pieces.spec()
+    for key, i in (("bos_token", pieces.bos), ("eos_token", pieces.eos), ("unk_token", pieces.unk)):
+        if named[key] is None and i is not None:
+            named[key] = pieces.names[i]
+    every = {name: i for i, name in enumerate(pieces.names)}
+    spec.bos_id = every.get(named["bos_token"] or "")
+    add_bos = config.get("add_bos_token", True)
+    if spec.bos_id is not None and add_bos:
+        spec.flags |= int(TokenizerFlag.ADD_BOS)
+    return spec, every, pieces.spacing
+
+
+def _check_added(added: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Tokens beside the model file must be pieces of it: others are only in a tokenizer.json."""
+    for key, token in added.items():
+        i = int(key)
+        if not 0 <= i < len(names) or names[i] != _content(token):
+            _refuse(f"tokenizer_config.json adds token {i} {_content(token)!r}, which tokenizer.model lacks",
+                    "save the fast tokenizer (tokenizer.json) of transformers beside it")
 
 
 def _check_id(name: str, value: object) -> int:
@@ -374,9 +436,13 @@ def _check_id(name: str, value: object) -> int:
 
 def _from_tokenizer_json(
     data: Mapping[str, Any], config: Mapping[str, Any], named: Mapping[str, str | None], drop_nfc: bool
-) -> tuple[TokenizerSpec, dict[str, int], list[str]]:
-    """The tokenizer without ends and chat form, the id of every token, and the tokens that strip spaces."""
+) -> tuple[TokenizerSpec, dict[str, int], list[str], Spacing | None]:
+    """The tokenizer without ends and chat form, the id of every token, those that no template may use, the spacing."""
     model = _check_model(data, drop_nfc)
+    spacing: Spacing | None = None
+    if model.get("byte_fallback"):
+        spacing = sentencepiece.spacing_of(data, ("NFC",) if drop_nfc else ())
+        sentencepiece.check_decoder(data.get("decoder"))
     vocabulary: dict[str, int] = model["vocab"]
     names = {_check_id(name, i): name for name, i in vocabulary.items()}
     added: dict[str, int] = {}
@@ -384,43 +450,49 @@ def _from_tokenizer_json(
     stripping: list[str] = []
     for token in data.get("added_tokens") or []:
         name, i = token["content"], _check_id(token["content"], token["id"])
-        if not token.get("special") and not _is_marker(name):
+        if not token.get("special") and not is_marker(name):
             _check_literal(token, i)
+            if spacing is not None:
+                _refuse(f"added token {i} {name!r} is ordinary text, which is not supported with byte_fallback")
             literals.append(i)
         added[name] = i
-        if token.get("lstrip") or token.get("rstrip"):
+        normalised = spacing is not None and bool(data.get("normalizer")) and token.get("normalized")
+        if token.get("lstrip") or token.get("rstrip") or normalised:
             stripping.append(name)
     if not names:
         _refuse("tokenizer.json has no tokens", "save the checkpoint again")
-    raw = set(added.values())  # their texts are not in the GPT-2 alphabet
     names.update({i: name for name, i in added.items()})
-    tokens = [
-        b"" if i not in names else names[i].encode() if i in raw else _token_bytes(names[i], i)
-        for i in range(max(names) + 1)
-    ]
-    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+    texts = [names.get(i, "") for i in range(max(names) + 1)]
     every = {**vocabulary, **added}
-    bos = _adds_bos(data.get("post_processor"), every)
+    unk = every.get(model.get("unk_token") or "")
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    if spacing is not None:
+        specials = {*added.values()} if unk is None else {*added.values(), unk}
+        ordinary = [i for name, i in vocabulary.items() if i not in specials and name not in sentencepiece.BYTE_NAMES]
+        merges = _merge_rows(sentencepiece.within_words(pairs, spacing), vocabulary)
+        spec = sentencepiece.build(texts, ordinary, sorted(specials), merges, spacing)
+    else:
+        raw = set(added.values())  # their texts are not in the GPT-2 alphabet
+        tokens = [name.encode() if i in raw or not name else _token_bytes(name, i) for i, name in enumerate(texts)]
+        spec = TokenizerSpec(
+            tokens=tokens,
+            merges=_merge_rows(pairs, vocabulary),
+            pretokenizer=_pretokenizer(data.get("pre_tokenizer")),
+            flags=int(TokenizerFlag.IGNORE_MERGES) * _flag(model, "ignore_merges", False),
+            specials=sorted(raw - set(literals)),
+            literals=sorted(literals, key=lambda i: tokens[i]),
+            unk_id=unk,
+            class_ranges=list(CLASS_RANGES),
+            unicode_version=UNICODE_VERSION,
+        )
+    spec.bos_id = _adds_bos(data.get("post_processor"), every)
     add_bos = config.get("add_bos_token")
     if not isinstance(add_bos, bool):
-        add_bos = bos is not None
-    if bos is None and named["bos_token"] is not None:
-        bos = every.get(named["bos_token"])
-    unk = model.get("unk_token")
-    ignore_merges = _flag(model, "ignore_merges", False)
-    spec = TokenizerSpec(
-        tokens=tokens,
-        merges=_merge_rows(pairs, vocabulary),
-        pretokenizer=_pretokenizer(data.get("pre_tokenizer")),
-        flags=int(TokenizerFlag.ADD_BOS) * add_bos | int(TokenizerFlag.IGNORE_MERGES) * ignore_merges,
-        specials=sorted(raw - set(literals)),
-        literals=sorted(literals, key=lambda i: tokens[i]),
-        bos_id=bos,
-        unk_id=None if unk is None else every.get(unk),
-        class_ranges=list(CLASS_RANGES),
-        unicode_version=UNICODE_VERSION,
-    )
-    return spec, every, stripping
+        add_bos = spec.bos_id is not None
+    if spec.bos_id is None and named["bos_token"] is not None:
+        spec.bos_id = every.get(named["bos_token"])
+    spec.flags |= int(TokenizerFlag.ADD_BOS) * add_bos
+    return spec, every, stripping, spacing
 
 
 def _end_ids(directory: Path, ids: Mapping[str, int], eos: str | None) -> list[int]:

@@ -360,6 +360,19 @@ def two_ends(f: Forge) -> None:
     replace_section(TOKENIZER, lambda _: bytes(data))(f)
 
 
+def no_byte_tokens(f: Forge) -> None:
+    """The tokenizer says that it is one of characters; it has no tokens of bytes, and the list by text goes."""
+    offset, size = f.section(TOKENIZER)
+    data = bytearray(f.data[offset : offset + size])
+    values = dict(zip(HEAD, struct.unpack_from(TokenizerHeader.STRUCT, data), strict=True))
+    listed = 4 * (values["tokens"] - values["specials"])
+    end = size - values["text_bytes"]
+    del data[end - listed : end]
+    values |= {"kind": 2, "pretokenizer": 0, "flags": 4}
+    struct.pack_into(TokenizerHeader.STRUCT, data, 0, *values.values())
+    replace_section(TOKENIZER, lambda _: bytes(data))(f)
+
+
 def signed_feature(f: Forge) -> None:
     """The feature says that there is no signature."""
     f.u64(24, 2)
@@ -521,13 +534,14 @@ CASES = [
     Case("weights.float,f32", weight(Role.FINAL_NORM, 4, F32_NAN)),
     Case("tokenizer.head", replace_section(TOKENIZER, lambda data: data[:60])),
     Case("tokenizer.kind", head("kind", 99)),
-    Case("tokenizer.kind-built", head("kind", 2)),
+    Case("tokenizer.kind-built", head("kind", 3)),
     Case("tokenizer.pretokenizer", head("pretokenizer", 99)),
     Case("tokenizer.pretokenizer-built", head("pretokenizer", 5)),
     Case("tokenizer.normalizer", head("normalizer", 99)),
     Case("tokenizer.normalizer-built", head("normalizer", 1)),
     Case("tokenizer.flags", head("flags", 1 << 31)),
     Case("tokenizer.flags-built", head("flags", 4)),
+    Case("tokenizer.flags-built,characters", head("kind", 2)),
     Case("tokenizer.no-tokens", head("tokens", 0)),
     Case("tokenizer.tokens-limit", head("tokens", 0xFFFFFFF0)),
     Case("tokenizer.vocabulary", head("tokens", V + 1)),
@@ -550,6 +564,7 @@ CASES = [
     Case("tokenizer.bos", head("bos_id", 13)),
     Case("tokenizer.unk", head("unk_id", 13)),
     Case("tokenizer.add-bos", head("bos_id", spec.NONE_INDEX)),
+    Case("tokenizer.byte-tokens", no_byte_tokens),
     Case("tokenizer.class-kind", token_array("class_ranges", 0, 9 | 5 << 24)),
     Case("tokenizer.class-range", token_array("class_ranges", 7, spec.MAX_CODE_POINT + 1)),
     Case("tokenizer.class-order", token_array("class_ranges", 2, 10 | 3 << 24)),

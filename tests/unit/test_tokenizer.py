@@ -380,7 +380,9 @@ def test_llama3_of_gguf_takes_whole_words_and_begins_with_bos() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "llama"}, "GGUF tokenizer model is 'llama'; supported: byte-level BPE"),
+        ({"model": "t5"}, "GGUF tokenizer model is 't5'; supported: byte-level BPE"),
+        ({"model": "llama"}, "not as many tokenizer.ggml.scores"),
+        ({"model": "bert"}, "GGUF tokenizer model is 'bert'"),
         ({"pre": "gpt-4o"}, "GGUF pre-tokenizer is 'gpt-4o'; supported: .*smollm"),
         ({"pre": None}, "GGUF pre-tokenizer is None"),
         ({"add_space_prefix": True}, "add_space_prefix is set"),
@@ -515,6 +517,7 @@ ADDED = {"id": 260, "content": "    ", "special": False}
         ({"model": {"type": "WordPiece", "vocab": {}}}, "has a WordPiece model"),
         ({"normalizer": {"type": "NFC"}}, "normalises texts to NFC"),
         ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend"}]}}, r"normalizer \['Prepend'\]"),
+        ({"normalizer": {"type": "NFKC"}}, r"normalizer \['NFKC'\]"),
         ({"pre_tokenizer": {"type": "Metaspace"}}, r"pre-tokenizer \['Metaspace'\]"),
         ({"pre_tokenizer": None}, "pre-tokenizer None"),
         ({"pre_tokenizer": {**LEVEL, "add_prefix_space": True}}, "add_prefix_space"),
@@ -597,7 +600,7 @@ def test_an_id_that_is_no_word_of_the_section_is_refused(tmp_path: Path) -> None
     assert caught.value.code == Code.TOKENIZER
 
 
-@pytest.mark.parametrize("option", ["dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"])
+@pytest.mark.parametrize("option", ["dropout", "continuing_subword_prefix", "end_of_word_suffix"])
 def test_options_of_the_bpe_model_that_change_ids_are_refused(tmp_path: Path, option: str) -> None:
     model = {"type": "BPE", "vocab": {}, "merges": [], option: "##"}
     with pytest.raises(ColibriError, match=f"BPE option {option} = '##'"):
@@ -610,5 +613,5 @@ def test_nfc_can_be_dropped_on_request(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_tokenizer_json_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ColibriError, match=r"has no tokenizer\.json; save it"):
+    with pytest.raises(ColibriError, match=r"has neither tokenizer\.json nor tokenizer\.model; save it"):
         TokenizerSpec.from_huggingface(tmp_path)

@@ -297,7 +297,9 @@ int colibri_tokenize(colibri_model *m, const char *text, size_t length, enum col
     code = cb_tokenizer_encode(&m->tokenizer, text, length, form, m->merge_scratch,
                                (size_t)CB_PLAN_MERGE_BYTES * m->max_text_bytes, ids, count, error);
     if (m->secure_mode != 0)
-        cb_wipe(m->merge_scratch, (size_t)CB_PLAN_MERGE_BYTES * length);
+        cb_wipe(m->merge_scratch,
+                (size_t)(CB_PLAN_MERGE_BYTES *
+                         cb_min64(length + m->tokenizer.around, m->max_text_bytes)));
     if (code == 0)
         code = cb_model_check_guards(m, error);
     cb_model_leave(m);

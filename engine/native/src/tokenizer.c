@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Byte-level BPE over the tokenizer section. The section is read in place: opening checks every rule once
- * (in the order of engine/colibri/tokenizer.py, so that both readers give one code for one file), and then
- * nothing below looks at a bound again. Merging keeps one entry per symbol in an indexed heap, so a word of
- * n bytes takes O(n log n) whatever the word is.
+ * BPE over the tokenizer section, of bytes or of characters (SentencePiece). The section is read in place:
+ * opening checks every rule once (in the order of engine/colibri/tokenizer.py, so that both readers give one
+ * code for one file), and then nothing below looks at a bound again. Merging keeps one entry per symbol in an
+ * indexed heap, so a word of n bytes takes O(n log n) whatever the word is.
  */
 #include "tokenizer.h"
 
@@ -16,43 +16,60 @@
 #define NO_MERGE UINT32_MAX /* no pair at this symbol; the section cannot hold so many merges */
 #define NOT_IN_HEAP UINT32_MAX
 #define NO_SYMBOL UINT32_MAX
-#define SCRATCH_WORDS 6u /* arrays of struct word: 24 bytes per byte of text */
-#define FLAGS_BUILT ((uint32_t)(CB_TOKENIZER_FLAG_ADD_BOS | CB_TOKENIZER_FLAG_IGNORE_MERGES))
-#define FLAGS_KNOWN \
-    (FLAGS_BUILT | CB_TOKENIZER_FLAG_BYTE_FALLBACK | CB_TOKENIZER_FLAG_ADD_PREFIX_SPACE)
+#define BYTE_TOKENS 256u
+#define FLAGS_KNOWN 63u
+/* Bit n: the flags with the value n are built in. byte_bpe: add_bos, ignore_merges, both or none. */
+#define BYTE_FLAGS 0xfu
+/* sentencepiece_bpe: byte_fallback, and anything else but ignore_merges */
+#define CHARACTER_FLAGS 0x3030303030303030u
+
+_Static_assert(CB_TOKENIZER_FLAG_ADD_BOS == 1 && CB_TOKENIZER_FLAG_IGNORE_MERGES == 2 &&
+                   CB_TOKENIZER_FLAG_BYTE_FALLBACK == 4 &&
+                   CB_TOKENIZER_FLAG_CHAT_PREFIX_SPACE == 32,
+               "the values that the two sets are made of");
 
 #define MALFORMED(...) cb_fail(error, COLIBRI_ERR_TOKENIZER, CB_NO_OFFSET, __VA_ARGS__)
 
 /* ---- the section ------------------------------------------------------------------------------ */
 
-static int check_kinds(const struct cb_tokenizer_header *h, colibri_error *error)
+static bool of_characters(const struct cb_tokenizer *t)
 {
-    if (h->kind != CB_TOKENIZER_BYTE_BPE) {
-        if (h->kind == CB_TOKENIZER_SENTENCEPIECE_BPE || h->kind == CB_TOKENIZER_UNIGRAM)
-            return cb_fail(error, COLIBRI_ERR_UNSUPPORTED, CB_NO_OFFSET,
-                           "tokenizer kind %u is not built in: this build runs byte-level BPE (%d)",
-                           h->kind, CB_TOKENIZER_BYTE_BPE);
-        return MALFORMED("tokenizer kind %u is unknown", h->kind);
-    }
-    if (h->pretokenizer > CB_PRETOKENIZER_O200K)
-        return MALFORMED("pre-tokenizer %u is unknown", h->pretokenizer);
-    if (h->pretokenizer == CB_PRETOKENIZER_O200K)
+    return t->head.kind == CB_TOKENIZER_SENTENCEPIECE_BPE;
+}
+
+/* `value` is one of 0..known; bit n of `built`: n is built in. */
+static int check_choice(const struct cb_tokenizer *t, const char *name, uint32_t value,
+                        uint32_t known, uint64_t built, colibri_error *error)
+{
+    if (value > known)
+        return MALFORMED("tokenizer %s %u is unknown; known are 0..%u", name, value, known);
+    if ((built >> value & 1u) == 0)
         return cb_fail(error, COLIBRI_ERR_UNSUPPORTED, CB_NO_OFFSET,
-                       "pre-tokenizer %u is not built in: this build runs 0..%d", h->pretokenizer,
-                       CB_PRETOKENIZER_QWEN2);
-    if (h->normalizer > CB_NORMALIZER_NFKC)
-        return MALFORMED("normalizer %u is unknown", h->normalizer);
-    if (h->normalizer != CB_NORMALIZER_NONE)
-        return cb_fail(error, COLIBRI_ERR_UNSUPPORTED, CB_NO_OFFSET,
-                       "normalizer %u is not built in: this build has none (0)", h->normalizer);
-    if (h->flags & ~FLAGS_KNOWN)
-        return MALFORMED("tokenizer flags 0x%x have unknown bits; known are 0x%x", h->flags,
-                         FLAGS_KNOWN);
-    if (h->flags & ~FLAGS_BUILT)
-        return cb_fail(error, COLIBRI_ERR_UNSUPPORTED, CB_NO_OFFSET,
-                       "tokenizer flags 0x%x are not built in: this build has 0x%x", h->flags,
-                       FLAGS_BUILT);
+                       "tokenizer %s %u is not built in for kind %u (docs/format.md, section 6)",
+                       name, value, t->head.kind);
     return 0;
+}
+
+static int check_kinds(const struct cb_tokenizer *t, colibri_error *error)
+{
+    const struct cb_tokenizer_header *h = &t->head;
+    bool characters = of_characters(t);
+    int code = check_choice(t, "kind", h->kind, CB_TOKENIZER_UNIGRAM,
+                            1u << CB_TOKENIZER_BYTE_BPE | 1u << CB_TOKENIZER_SENTENCEPIECE_BPE,
+                            error);
+
+    if (code == 0)
+        code = check_choice(t, "pre-tokenizer", h->pretokenizer, CB_PRETOKENIZER_O200K,
+                            characters ? 1u << CB_PRETOKENIZER_NONE
+                                       : (1u << CB_PRETOKENIZER_O200K) - 1u,
+                            error);
+    if (code == 0)
+        code = check_choice(t, "normalizer", h->normalizer, CB_NORMALIZER_NFKC,
+                            1u << CB_NORMALIZER_NONE, error);
+    if (code == 0)
+        code = check_choice(t, "flags", h->flags, FLAGS_KNOWN,
+                            characters ? CHARACTER_FLAGS : BYTE_FLAGS, error);
+    return code;
 }
 
 static int check_counts(const struct cb_tokenizer_header *h, size_t bytes, uint32_t vocabulary,
@@ -147,20 +164,6 @@ static int check_ids(const struct cb_tokenizer *t, const uint32_t *ids, uint32_t
     return 0;
 }
 
-static int check_single_ids(const struct cb_tokenizer *t, colibri_error *error)
-{
-    const struct cb_tokenizer_header *h = &t->head;
-    int code = 0;
-
-    if (h->bos_id != CB_NONE_INDEX)
-        code = check_ids(t, &h->bos_id, 1, "bos", false, error);
-    if (code == 0 && h->unk_id != CB_NONE_INDEX)
-        code = check_ids(t, &h->unk_id, 1, "unk", false, error);
-    if (code == 0 && (h->flags & CB_TOKENIZER_FLAG_ADD_BOS) && h->bos_id == CB_NONE_INDEX)
-        return MALFORMED("flag add_bos is set and there is no bos_id: give one or clear the flag");
-    return code;
-}
-
 static int check_classes(const struct cb_tokenizer *t, colibri_error *error)
 {
     for (uint32_t i = 0; i < t->head.class_ranges; i++) {
@@ -206,6 +209,34 @@ static bool is_special(const struct cb_tokenizer *t, uint32_t id)
     return contains(t->specials, t->head.specials, id);
 }
 
+/* With byte_fallback, unk_id is the token of byte 0, and those of the other bytes follow it. */
+static int check_byte_tokens(const struct cb_tokenizer *t, colibri_error *error)
+{
+    for (uint32_t byte = 0; of_characters(t) && byte < BYTE_TOKENS; byte++) {
+        uint64_t id = (uint64_t)t->head.unk_id + byte;
+
+        if (id >= t->head.tokens || is_special(t, (uint32_t)id) ||
+            token_length(t, (uint32_t)id) != 1 || (uint8_t)t->text[t->offsets[id]] != byte)
+            return MALFORMED("id %llu is not the token of byte %u: byte_fallback has 256 of them",
+                             (unsigned long long)id, byte);
+    }
+    return 0;
+}
+
+static int check_single_ids(const struct cb_tokenizer *t, colibri_error *error)
+{
+    const struct cb_tokenizer_header *h = &t->head;
+    int code = 0;
+
+    if (h->bos_id != CB_NONE_INDEX)
+        code = check_ids(t, &h->bos_id, 1, "bos", false, error);
+    if (code == 0 && h->unk_id != CB_NONE_INDEX)
+        code = check_ids(t, &h->unk_id, 1, "unk", false, error);
+    if (code == 0 && (h->flags & CB_TOKENIZER_FLAG_ADD_BOS) && h->bos_id == CB_NONE_INDEX)
+        return MALFORMED("flag add_bos is set and there is no bos_id: give one or clear the flag");
+    return code != 0 ? code : check_byte_tokens(t, error);
+}
+
 static uint64_t pair_key(uint32_t left, uint32_t right)
 {
     return (uint64_t)left << 32 | right;
@@ -241,60 +272,88 @@ static int check_merges(const struct cb_tokenizer *t, colibri_error *error)
     return 0;
 }
 
-/* Order of two texts: bytes, then length. */
-static int compare_text(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
+/* Order of the texts of two tokens: bytes, then length. */
+static int compare_tokens(const struct cb_tokenizer *t, uint32_t a, uint32_t b)
 {
-    int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
+    uint32_t a_bytes = token_length(t, a), b_bytes = token_length(t, b);
+    int order = memcmp(t->text + t->offsets[a], t->text + t->offsets[b],
+                       a_bytes < b_bytes ? a_bytes : b_bytes);
 
     if (order != 0)
         return order;
     return a_bytes < b_bytes ? -1 : a_bytes > b_bytes;
 }
 
-/* A list as long as the ids that are not special, of such ids, in strictly ascending order, is all of
- * them. */
-static int check_by_text(const struct cb_tokenizer *t, colibri_error *error)
+/* A list of ids in ascending order of (text, id), none special. A list of literals (they are matched before
+ * the pre-tokenizer, or are what a text of characters is made of) has no text twice, and none that is empty;
+ * by_text is as long as the ids that are not special, so it holds them all. */
+static int check_sorted(const struct cb_tokenizer *t, const uint32_t *ids, uint32_t count,
+                        const char *name, bool literals, colibri_error *error)
 {
-    uint32_t count = t->by_text == NULL ? 0 : t->head.tokens - t->head.specials;
-
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t id = t->by_text[i], last;
+        uint32_t id = ids[i], last;
         int order;
 
-        if (id >= t->head.tokens || is_special(t, id))
-            return MALFORMED("id %u of the list sorted by text is out of range or special", id);
+        if (id >= t->head.tokens || is_special(t, id) || (literals && token_length(t, id) == 0))
+            return MALFORMED("%s %u has id %u, which is out of range, special or empty", name, i, id);
         if (i == 0)
             continue;
-        last = t->by_text[i - 1];
-        order = compare_text(t->text + t->offsets[last], token_length(t, last),
-                             t->text + t->offsets[id], token_length(t, id));
-        if (order > 0 || (order == 0 && last >= id))
-            return MALFORMED("the list sorted by text is not in order: %u follows %u", id, last);
+        last = ids[i - 1];
+        order = compare_tokens(t, last, id);
+        if (order > 0 || (order == 0 && (literals || last >= id)))
+            return MALFORMED("%s is not in ascending order of texts: %u follows %u", name, id, last);
     }
     return 0;
 }
 
-/* Texts that are matched before the pre-tokenizer: in strictly ascending order, so that no text
- * stands twice, never empty and never special. */
-static int check_literals(const struct cb_tokenizer *t, colibri_error *error)
+/* Of tokens [low, high) that share their first `at` bytes: the first one whose next byte is at least
+ * `wanted`. */
+static uint32_t first_token(const struct cb_tokenizer *t, const uint32_t *ids, uint32_t low,
+                            uint32_t high, size_t at, uint32_t wanted)
 {
-    for (uint32_t i = 0; i < t->head.literals; i++) {
-        uint32_t id = t->literals[i], last;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2, token = ids[middle];
 
-        if (id >= t->head.tokens || is_special(t, id) || token_length(t, id) == 0)
-            return MALFORMED("literal %u has id %u, which is out of range, special or empty", i, id);
-        if (i == 0)
-            continue;
-        last = t->literals[i - 1];
-        if (compare_text(t->text + t->offsets[last], token_length(t, last),
-                         t->text + t->offsets[id], token_length(t, id)) >= 0)
-            return MALFORMED("literals are not in ascending order of their texts: %u follows %u", id,
-                             last);
+        if (token_length(t, token) <= at || (uint8_t)t->text[t->offsets[token] + at] < wanted)
+            low = middle + 1;
+        else
+            high = middle;
     }
-    return 0;
+    return low;
 }
 
-/* The two tables that save a search for the most frequent questions. */
+/*
+ * The longest of `high` tokens, sorted by their texts, that a text begins with: its length, or 0; *id is
+ * the first such token. [low, high) are those that share the first `length` bytes with the text; one that
+ * ends there is the first of them.
+ */
+static size_t match(const struct cb_tokenizer *t, const uint32_t *ids, uint32_t high,
+                    const char *text, size_t left, uint32_t *id)
+{
+    uint32_t low = 0;
+    size_t length = 0, best = 0;
+
+    while (low < high && length < left) {
+        uint8_t wanted = (uint8_t)text[length];
+
+        low = first_token(t, ids, low, high, length, wanted);
+        high = first_token(t, ids, low, high, length, wanted + 1u);
+        length++;
+        if (low < high && token_length(t, ids[low]) == length) {
+            *id = ids[low];
+            best = length;
+        }
+    }
+    return best;
+}
+
+static size_t match_literal(const struct cb_tokenizer *t, const char *text, size_t left,
+                            uint32_t *id)
+{
+    return match(t, t->literals, t->head.literals, text, left, id);
+}
+
+/* The answers to the most frequent questions. */
 static void fill_tables(struct cb_tokenizer *t)
 {
     memset(t->ascii, CB_CLASS_OTHER, sizeof t->ascii);
@@ -304,11 +363,19 @@ static void fill_tables(struct cb_tokenizer *t)
         for (uint32_t code = first; code <= t->classes[2 * (size_t)i + 1] && code < 128; code++)
             t->ascii[code] = (uint8_t)(t->classes[2 * (size_t)i] >> 24);
     }
-    for (size_t i = 0; i < 256; i++)
-        t->byte_ids[i] = t->head.unk_id == CB_NONE_INDEX ? -1 : (int32_t)t->head.unk_id;
+    t->space = NO_SYMBOL;
+    for (uint32_t i = 0; i < BYTE_TOKENS; i++)
+        t->byte_ids[i] = of_characters(t) ? t->head.unk_id + i : t->head.unk_id;
+    if (of_characters(t)) {
+        (void)match_literal(t, " ", 1, &t->space);
+        t->around = 1; /* the space in front */
+        for (size_t i = 0; i < (size_t)t->head.chat_prefix + t->head.chat_suffix; i++)
+            t->around += 1 + token_length(t, t->chat_prefix[i]); /* the suffix lies behind it */
+        return;
+    }
     for (uint32_t id = t->head.tokens; id-- > 0;) /* downwards: the lowest id stays */
         if (token_length(t, id) == 1 && !is_special(t, id))
-            t->byte_ids[(uint8_t)t->text[t->offsets[id]]] = (int32_t)id;
+            t->byte_ids[(uint8_t)t->text[t->offsets[id]]] = id;
 }
 
 int cb_tokenizer_open(struct cb_tokenizer *t, const uint8_t *section, size_t bytes,
@@ -325,7 +392,7 @@ int cb_tokenizer_open(struct cb_tokenizer *t, const uint8_t *section, size_t byt
                        "tokenizer section is %zu bytes, the limit is %u", bytes,
                        CB_MAX_TOKENIZER_BYTES);
     memcpy(&t->head, section, sizeof t->head);
-    code = check_kinds(&t->head, error);
+    code = check_kinds(t, error);
     if (code == 0)
         code = check_counts(&t->head, bytes, vocabulary, error);
     if (code != 0)
@@ -337,7 +404,7 @@ int cb_tokenizer_open(struct cb_tokenizer *t, const uint8_t *section, size_t byt
     if (code == 0)
         code = check_ids(t, t->ends, t->head.ends, "end", true, error);
     if (code == 0)
-        code = check_literals(t, error);
+        code = check_sorted(t, t->literals, t->head.literals, "literal", true, error);
     if (code == 0)
         code = check_single_ids(t, error);
     if (code == 0)
@@ -349,7 +416,9 @@ int cb_tokenizer_open(struct cb_tokenizer *t, const uint8_t *section, size_t byt
     if (code == 0)
         code = check_merges(t, error);
     if (code == 0)
-        code = check_by_text(t, error);
+        code = check_sorted(t, t->by_text,
+                            t->by_text == NULL ? 0 : t->head.tokens - t->head.specials,
+                            "the list by text", false, error);
     if (code == 0)
         fill_tables(t);
     return code;
@@ -357,15 +426,40 @@ int cb_tokenizer_open(struct cb_tokenizer *t, const uint8_t *section, size_t byt
 
 /* ---- merging one word --------------------------------------------------------------------------- */
 
+/* Ids behind the capacity are counted, not written, so that the error can say how many there are. */
+struct output {
+    int32_t *ids;
+    size_t capacity, count;
+};
+
+static void emit(struct output *out, uint32_t id)
+{
+    if (out->count < out->capacity)
+        out->ids[out->count] = (int32_t)id;
+    out->count++;
+}
+
+static void emit_all(struct output *out, const uint32_t *ids, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        emit(out, ids[i]);
+}
+
 /*
- * The symbols of a word are a linked list; symbol i may merge with next[i] by rule merge[i]. heap holds
- * the symbols that have a rule, best first; place[i] is where symbol i is in it. Every array has one
- * element per byte of the word.
+ * The symbols of a word are a linked list; symbol i may merge with next by rule merge. The field heap of
+ * the first in_heap ones holds the symbols that have a rule, best first; place is where a symbol is in it.
  */
+struct symbol {
+    uint32_t id, previous, next, merge, heap, place;
+};
+
+_Static_assert(sizeof(struct symbol) == 24, "the scratch per byte of text that docs and plan name");
+
 struct word {
+    struct symbol *symbols; /* one per byte, of the text around it too */
     const uint32_t *merges;
-    uint32_t *id, *previous, *next, *merge, *heap, *place;
-    uint32_t in_heap;
+    uint32_t count, in_heap;
+    uint32_t lead; /* not 0: a space comes in front of the next text */
 };
 
 static uint32_t find_merge(const struct cb_tokenizer *t, uint32_t left, uint32_t right)
@@ -394,25 +488,25 @@ static uint32_t find_merge(const struct cb_tokenizer *t, uint32_t left, uint32_t
 /* Lower rank first, the leftmost of equals: symbols keep the index of their first byte. */
 static bool before(const struct word *w, uint32_t a, uint32_t b)
 {
-    uint32_t rank_a = w->merges[4 * (size_t)w->merge[a] + 2];
-    uint32_t rank_b = w->merges[4 * (size_t)w->merge[b] + 2];
+    uint32_t rank_a = w->merges[4 * (size_t)w->symbols[a].merge + 2];
+    uint32_t rank_b = w->merges[4 * (size_t)w->symbols[b].merge + 2];
 
     return rank_a != rank_b ? rank_a < rank_b : a < b;
 }
 
 static void put(struct word *w, uint32_t place, uint32_t symbol)
 {
-    w->heap[place] = symbol;
-    w->place[symbol] = place;
+    w->symbols[place].heap = symbol;
+    w->symbols[symbol].place = place;
 }
 
 /* Restore the order around the symbol at `place`, whose rule is new. */
 static void settle(struct word *w, uint32_t place)
 {
-    uint32_t symbol = w->heap[place];
+    uint32_t symbol = w->symbols[place].heap;
 
-    while (place > 0 && before(w, symbol, w->heap[(place - 1) / 2])) {
-        put(w, place, w->heap[(place - 1) / 2]);
+    while (place > 0 && before(w, symbol, w->symbols[(place - 1) / 2].heap)) {
+        put(w, place, w->symbols[(place - 1) / 2].heap);
         place = (place - 1) / 2;
     }
     for (;;) {
@@ -420,11 +514,11 @@ static void settle(struct word *w, uint32_t place)
 
         if (child >= w->in_heap)
             break;
-        if (child + 1 < w->in_heap && before(w, w->heap[child + 1], w->heap[child]))
+        if (child + 1 < w->in_heap && before(w, w->symbols[child + 1].heap, w->symbols[child].heap))
             child++;
-        if (!before(w, w->heap[child], symbol))
+        if (!before(w, w->symbols[child].heap, symbol))
             break;
-        put(w, place, w->heap[child]);
+        put(w, place, w->symbols[child].heap);
         place = child;
     }
     put(w, place, symbol);
@@ -432,14 +526,14 @@ static void settle(struct word *w, uint32_t place)
 
 static void leave_heap(struct word *w, uint32_t symbol)
 {
-    uint32_t place = w->place[symbol];
+    uint32_t place = w->symbols[symbol].place;
 
     if (place == NOT_IN_HEAP)
         return;
-    w->place[symbol] = NOT_IN_HEAP;
+    w->symbols[symbol].place = NOT_IN_HEAP;
     w->in_heap--;
     if (place < w->in_heap) {
-        put(w, place, w->heap[w->in_heap]);
+        put(w, place, w->symbols[w->in_heap].heap);
         settle(w, place);
     }
 }
@@ -449,170 +543,120 @@ static void update_pair(const struct cb_tokenizer *t, struct word *w, uint32_t s
 {
     uint32_t rule = NO_MERGE;
 
-    if (w->next[symbol] != NO_SYMBOL)
-        rule = find_merge(t, w->id[symbol], w->id[w->next[symbol]]);
+    if (w->symbols[symbol].next != NO_SYMBOL)
+        rule = find_merge(t, w->symbols[symbol].id, w->symbols[w->symbols[symbol].next].id);
     if (rule == NO_MERGE) {
         leave_heap(w, symbol);
         return;
     }
-    w->merge[symbol] = rule;
-    if (w->place[symbol] == NOT_IN_HEAP)
+    w->symbols[symbol].merge = rule;
+    if (w->symbols[symbol].place == NOT_IN_HEAP)
         put(w, w->in_heap++, symbol);
-    settle(w, w->place[symbol]);
+    settle(w, w->symbols[symbol].place);
 }
 
-/* Lay out the symbols of the word's bytes; returns how many there are. */
-static uint32_t set_symbols(const struct cb_tokenizer *t, struct word *w, const char *text,
-                            size_t length)
+/* Append a symbol; a byte that has no token is left out. */
+static void add_symbol(struct word *w, uint32_t id)
 {
-    uint32_t count = 0;
-
-    for (size_t i = 0; i < length; i++) {
-        int32_t id = t->byte_ids[(uint8_t)text[i]];
-
-        if (id < 0)
-            continue;
-        w->id[count] = (uint32_t)id;
-        w->previous[count] = count - 1; /* NO_SYMBOL in front of the first */
-        w->next[count] = count + 1;
-        w->place[count] = NOT_IN_HEAP;
-        count++;
-    }
-    if (count > 0)
-        w->next[count - 1] = NO_SYMBOL;
-    return count;
+    if (id == NO_SYMBOL)
+        return;
+    w->symbols[w->count].id = id;
+    w->symbols[w->count].previous = w->count - 1; /* NO_SYMBOL in front of the first */
+    w->symbols[w->count].next = w->count + 1;
+    w->symbols[w->count].place = NOT_IN_HEAP;
+    w->count++;
 }
 
-static void merge_all(const struct cb_tokenizer *t, struct word *w, uint32_t count)
+/* Merge the symbols, and give out what is left of them. */
+static void merge_all(const struct cb_tokenizer *t, struct word *w, struct output *out)
 {
-    for (uint32_t i = 0; i < count; i++)
+    if (w->count == 0)
+        return;
+    w->symbols[w->count - 1].next = NO_SYMBOL;
+    for (uint32_t i = 0; i < w->count; i++)
         update_pair(t, w, i);
     while (w->in_heap > 0) {
-        uint32_t symbol = w->heap[0];
-        uint32_t eaten = w->next[symbol];
+        uint32_t symbol = w->symbols[0].heap;
+        uint32_t eaten = w->symbols[symbol].next;
 
-        w->id[symbol] = t->merges[4 * (size_t)w->merge[symbol] + 3];
+        w->symbols[symbol].id = t->merges[4 * (size_t)w->symbols[symbol].merge + 3];
         leave_heap(w, eaten);
-        w->next[symbol] = w->next[eaten];
-        if (w->next[symbol] != NO_SYMBOL)
-            w->previous[w->next[symbol]] = symbol;
+        w->symbols[symbol].next = w->symbols[eaten].next;
+        if (w->symbols[symbol].next != NO_SYMBOL)
+            w->symbols[w->symbols[symbol].next].previous = symbol;
         update_pair(t, w, symbol);
-        if (w->previous[symbol] != NO_SYMBOL)
-            update_pair(t, w, w->previous[symbol]);
+        if (w->symbols[symbol].previous != NO_SYMBOL)
+            update_pair(t, w, w->symbols[symbol].previous);
     }
-}
-
-/* Lowest id of a text among those that are not special; -1 when there is none. */
-static int32_t find_text(const struct cb_tokenizer *t, const char *text, size_t length)
-{
-    uint32_t count = t->head.tokens - t->head.specials;
-    uint32_t low = 0, high = count;
-
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        uint32_t id = t->by_text[middle];
-
-        if (compare_text(t->text + t->offsets[id], token_length(t, id), text, length) < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    if (low < count) {
-        uint32_t id = t->by_text[low];
-
-        if (token_length(t, id) == length && memcmp(t->text + t->offsets[id], text, length) == 0)
-            return (int32_t)id;
-    }
-    return -1;
-}
-
-/*
- * The longest literal that the text begins with: its length, or 0. [low, high) are the literals
- * that share the first `length` bytes with the text; they are sorted, so one that ends there is the
- * first of them.
- */
-static size_t match_literal(const struct cb_tokenizer *t, const char *text, size_t left,
-                            uint32_t *id)
-{
-    uint32_t low = 0, high = t->head.literals;
-    size_t length = 0, best = 0;
-
-    while (low < high && length < left) {
-        uint8_t wanted = (uint8_t)text[length];
-        uint32_t ends[2];
-
-        for (unsigned side = 0; side < 2; side++) { /* where the byte begins, and where it ends */
-            uint32_t a = low, b = high;
-
-            while (a < b) {
-                uint32_t middle = a + (b - a) / 2, token = t->literals[middle];
-
-                if (token_length(t, token) <= length ||
-                    (uint8_t)t->text[t->offsets[token] + length] < wanted + side)
-                    a = middle + 1;
-                else
-                    b = middle;
-            }
-            ends[side] = a;
-        }
-        low = ends[0];
-        high = ends[1];
-        length++;
-        if (low < high && token_length(t, t->literals[low]) == length) {
-            *id = t->literals[low];
-            best = length;
-        }
-    }
-    return best;
+    for (uint32_t i = 0; i != NO_SYMBOL; i = w->symbols[i].next)
+        emit(out, w->symbols[i].id);
 }
 
 /* ---- texts -------------------------------------------------------------------------------------- */
 
-/* Ids behind the capacity are counted, not written, so that the error can say how many there are. */
-struct output {
-    int32_t *ids;
-    size_t capacity, count;
-};
-
-static void emit(struct output *out, uint32_t id)
+/* Append the symbols of a text: literals (of byte_bpe a word has none), else bytes. */
+static void add_text(const struct cb_tokenizer *t, struct word *w, const char *text, size_t length)
 {
-    if (out->count < out->capacity)
-        out->ids[out->count] = (int32_t)id;
-    out->count++;
+    while (length > 0) {
+        uint32_t id = t->byte_ids[(uint8_t)*text];
+        size_t bytes = match_literal(t, text, length, &id);
+
+        if (bytes == 0) {
+            bytes = 1;
+            if (t->space != NO_SYMBOL && length > 2 && memcmp(text, "\xe2\x96\x81", 3) == 0) {
+                id = t->space; /* as vocabularies write it: U+2581 */
+                bytes = 3;
+            }
+        }
+        if (w->lead != 0 &&
+            !((t->head.flags & CB_TOKENIZER_FLAG_KEEP_PREFIX_SPACE) && id == t->space))
+            add_symbol(w, t->space);
+        w->lead = 0;
+        add_symbol(w, id);
+        text += bytes;
+        length -= bytes;
+    }
 }
 
-static void encode_word(const struct cb_tokenizer *t, const char *text, size_t length,
-                        uint32_t *scratch, struct output *out)
+/* Append what the chat form puts around a text: special tokens as such, others as text. */
+static void add_tokens(const struct cb_tokenizer *t, struct word *w, const uint32_t *ids,
+                       uint32_t count)
 {
-    struct word w = {
-        .merges = t->merges,
-        .id = scratch,
-        .previous = scratch + length,
-        .next = scratch + 2 * length,
-        .merge = scratch + 3 * length,
-        .heap = scratch + 4 * length,
-        .place = scratch + 5 * length,
-    };
-
-    if (t->by_text != NULL) {
-        int32_t whole = find_text(t, text, length);
-
-        if (whole >= 0) {
-            emit(out, (uint32_t)whole);
-            return;
+    for (uint32_t i = 0; i < count; i++) {
+        if (is_special(t, ids[i])) {
+            add_symbol(w, ids[i]);
+            w->lead = 0;
+        } else {
+            add_text(t, w, t->text + t->offsets[ids[i]], token_length(t, ids[i]));
         }
     }
-    uint32_t count = set_symbols(t, &w, text, length);
-    if (count == 0)
+}
+
+/* chat: of kind sentencepiece_bpe, with what stands around the text; it is one word with it. */
+static void encode_word(const struct cb_tokenizer *t, const char *text, size_t length, bool chat,
+                        struct symbol *scratch, struct output *out)
+{
+    struct word w = { .symbols = scratch, .merges = t->merges };
+    uint32_t whole;
+
+    if (t->by_text != NULL && length > 0 &&
+        match(t, t->by_text, t->head.tokens - t->head.specials, text, length, &whole) == length) {
+        emit(out, whole);
         return;
-    merge_all(t, &w, count);
-    for (uint32_t i = 0; i != NO_SYMBOL; i = w.next[i])
-        emit(out, w.id[i]);
+    }
+    if (chat)
+        add_tokens(t, &w, t->chat_prefix, t->head.chat_prefix);
+    w.lead = t->head.flags & (chat ? CB_TOKENIZER_FLAG_CHAT_PREFIX_SPACE
+                                   : CB_TOKENIZER_FLAG_ADD_PREFIX_SPACE);
+    add_text(t, &w, text, length);
+    if (chat)
+        add_tokens(t, &w, t->chat_suffix, t->head.chat_suffix);
+    merge_all(t, &w, out);
 }
 
 size_t cb_tokenizer_scratch_bytes(size_t text_bytes)
 {
-    return SCRATCH_WORDS * sizeof(uint32_t) * text_bytes;
+    return sizeof(struct symbol) * text_bytes;
 }
 
 int cb_tokenizer_encode(const struct cb_tokenizer *t, const char *text, size_t length,
@@ -620,8 +664,9 @@ int cb_tokenizer_encode(const struct cb_tokenizer *t, const char *text, size_t l
                         size_t *count, colibri_error *error)
 {
     struct output out = { .ids = ids, .capacity = *count };
-    size_t limit = scratch_bytes / (SCRATCH_WORDS * sizeof(uint32_t));
-    bool chat = form == COLIBRI_TEXT_CHAT;
+    uint64_t limit = scratch_bytes / sizeof(struct symbol);
+    bool chat = form == COLIBRI_TEXT_CHAT, characters = of_characters(t);
+    size_t at = 0; /* in the text */
 
     *count = 0;
     if (form != COLIBRI_TEXT_PLAIN && form != COLIBRI_TEXT_CHAT)
@@ -630,35 +675,37 @@ int cb_tokenizer_encode(const struct cb_tokenizer *t, const char *text, size_t l
                        (int)form);
     if (limit > NO_SYMBOL - 1)
         limit = NO_SYMBOL - 1;
-    if (length > limit)
+    if (length > limit || t->around > limit - length)
         return cb_fail(error, COLIBRI_ERR_TEXT_LONG, CB_NO_OFFSET,
-                       "text has %zu bytes, the limit is %zu: shorten it or raise max_text_bytes",
-                       length, limit);
+                       "text has %zu bytes, and %llu around it, the limit is %llu: shorten it or raise "
+                       "max_text_bytes",
+                       length, (unsigned long long)t->around, (unsigned long long)limit);
     if (chat && t->head.chat_prefix == 0 && t->head.chat_suffix == 0)
         return cb_fail(error, COLIBRI_ERR_NO_CHAT, CB_NO_OFFSET,
                        "the model has no chat form: give the text as it is (COLIBRI_TEXT_PLAIN)");
-    for (uint32_t i = 0; chat && i < t->head.chat_prefix; i++)
-        emit(&out, t->chat_prefix[i]);
-    if (!chat && (t->head.flags & CB_TOKENIZER_FLAG_ADD_BOS))
-        emit(&out, t->head.bos_id);
-    for (size_t at = 0; at < length;) {
+    if (length == 0)
+        text = ""; /* it may be NULL */
+    if (chat && !characters)
+        emit_all(&out, t->chat_prefix, t->head.chat_prefix);
+    if (!chat)
+        emit_all(&out, &t->head.bos_id, t->head.flags & CB_TOKENIZER_FLAG_ADD_BOS);
+    do { /* once for an empty text too: there may be text around it */
         uint32_t literal = 0;
-        size_t stop = t->head.literals > 0 ? at : length, bytes = 0;
+        size_t stop = t->head.literals > 0 && !characters ? at : length, bytes = 0;
 
         while (stop < length && (bytes = match_literal(t, text + stop, length - stop, &literal)) == 0)
             stop++;
-        while (at < stop) {
-            size_t word = cb_pretokenize_next(t, text + at, stop - at);
+        do {
+            size_t word = at < stop ? cb_pretokenize_next(t, text + at, stop - at) : 0;
 
-            encode_word(t, text + at, word, scratch, &out);
+            encode_word(t, text + at, word, chat && characters, scratch, &out);
             at += word;
-        }
-        if (bytes > 0)
-            emit(&out, literal);
+        } while (at < stop);
+        emit_all(&out, &literal, bytes > 0);
         at += bytes;
-    }
-    for (uint32_t i = 0; chat && i < t->head.chat_suffix; i++)
-        emit(&out, t->chat_suffix[i]);
+    } while (at < length);
+    if (chat && !characters)
+        emit_all(&out, t->chat_suffix, t->head.chat_suffix);
     if (out.count > out.capacity)
         return cb_fail(error, COLIBRI_ERR_TEXT_LONG, CB_NO_OFFSET,
                        "text of %zu bytes has %zu ids, there is room for %zu: shorten it or give "

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Tokenizer: byte-level BPE over the tokenizer section of a model file (docs/format.md, 6).
+ * Tokenizer: BPE of bytes or characters over the tokenizer section of a model file (docs/format.md, 6).
  * The struct holds views into the mapped section; nothing is allocated.
  */
 #ifndef CB_TOKENIZER_H
@@ -24,8 +24,10 @@ struct cb_tokenizer {
     const uint32_t *chat_suffix; /* [chat_suffix] */
     const uint32_t *by_text;     /* [tokens - specials] ids by (text, id); NULL without ignore_merges */
     const char *text;            /* [text_bytes] */
-    int32_t byte_ids[256];       /* token of each single byte; -1 = left out of the ids */
+    uint32_t byte_ids[256];      /* token of each single byte; UINT32_MAX: left out of the ids */
     uint8_t ascii[128];          /* CB_CLASS_* of the first code points */
+    uint32_t space;              /* of sentencepiece_bpe, the token of a space; UINT32_MAX: there is none */
+    uint64_t around;             /* of it, symbols at most that come to those of a text; else 0 */
 };
 
 /* section: 4-byte aligned, lives as long as the struct. vocabulary: of the model.
@@ -33,7 +35,8 @@ struct cb_tokenizer {
 int cb_tokenizer_open(struct cb_tokenizer *t, const uint8_t *section, size_t bytes,
                       uint32_t vocabulary, colibri_error *error);
 
-/* Scratch that cb_tokenizer_encode needs for texts of at most `text_bytes`: 24 * text_bytes. */
+/* Scratch that cb_tokenizer_encode needs for texts of at most `text_bytes`, `around` among them:
+ * 24 * text_bytes. */
 size_t cb_tokenizer_scratch_bytes(size_t text_bytes);
 
 /* text: any bytes. *count: capacity in, ids out (0 on error). scratch is 8-byte aligned.

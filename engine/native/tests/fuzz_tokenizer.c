@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "colibri.h"
+#include "common.h"
 #include "tokenizer.h"
 
 #define FIXED_IDS 4096u /* room for BOS, chat prefix and suffix; longer ones must be refused */
@@ -37,17 +38,60 @@ static void check_refusal(int code, const colibri_error *error)
     need(error->code == code && error->message[0] != '\0', "the error is not filled");
 }
 
+/* Of kind sentencepiece_bpe: decoded ids are the text, U+2581 as a space, behind `lead` spaces. */
+static int is_written_out(const struct cb_tokenizer *t, const char *text, size_t length,
+                          const int32_t *ids, size_t count, size_t lead)
+{
+    size_t at = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        size_t bytes;
+        const char *token = cb_tokenizer_bytes(t, ids[i], &bytes);
+
+        need(token != NULL, "an id has no text");
+        need(!cb_tokenizer_is_special(t, ids[i]), "plain text gives a special token");
+        for (size_t b = 0; b < bytes; b++) {
+            if (lead > 0 && token[b] == ' ')
+                lead--;
+            else if (lead == 0 && at < length && token[b] == text[at])
+                at++;
+            else if (lead == 0 && length - at > 2 && token[b] == ' ' &&
+                     memcmp(text + at, "\xe2\x96\x81", 3) == 0)
+                at += 3;
+            else
+                return 0;
+        }
+    }
+    return lead == 0 && at == length;
+}
+
+static void check_characters(const struct cb_tokenizer *t, const char *text, size_t length,
+                             const int32_t *ids, size_t count)
+{
+    int may_lead = length > 0 && (t->head.flags & CB_TOKENIZER_FLAG_ADD_PREFIX_SPACE) &&
+                   t->space != UINT32_MAX;
+    int must_lead = may_lead && !(t->head.flags & CB_TOKENIZER_FLAG_KEEP_PREFIX_SPACE);
+
+    need((!must_lead && is_written_out(t, text, length, ids, count, 0)) ||
+             (may_lead && is_written_out(t, text, length, ids, count, 1)),
+         "ids of characters do not decode to the text");
+}
+
 /* Decoded ids are the text without the bytes that have no token. */
 static void check_round_trip(const struct cb_tokenizer *t, const char *text, size_t length,
                              const int32_t *ids, size_t count)
 {
     size_t at = 0;
 
+    if (t->head.kind == CB_TOKENIZER_SENTENCEPIECE_BPE) {
+        check_characters(t, text, length, ids, count);
+        return;
+    }
     if (t->head.unk_id != CB_NONE_INDEX)
         return;
     /* a whole word that is a token and a literal keep bytes that are left out elsewhere: not told apart here */
     for (size_t i = 0; i < 256; i++)
-        if ((t->by_text != NULL || t->head.literals > 0) && t->byte_ids[i] < 0)
+        if ((t->by_text != NULL || t->head.literals > 0) && t->byte_ids[i] == UINT32_MAX)
             return;
     for (size_t i = 0; i < count; i++) {
         size_t bytes;
@@ -56,7 +100,7 @@ static void check_round_trip(const struct cb_tokenizer *t, const char *text, siz
         need(token != NULL, "an id has no text");
         need(!cb_tokenizer_is_special(t, ids[i]), "plain text gives a special token");
         for (size_t b = 0; b < bytes; b++, at++) {
-            while (at < length && t->byte_ids[(uint8_t)text[at]] < 0)
+            while (at < length && t->byte_ids[(uint8_t)text[at]] == UINT32_MAX)
                 at++;
             need(at < length && token[b] == text[at], "ids do not decode to the text");
         }
@@ -66,7 +110,7 @@ static void check_round_trip(const struct cb_tokenizer *t, const char *text, siz
 static void encode(const struct cb_tokenizer *t, const char *text, size_t length,
                    enum colibri_text form)
 {
-    size_t scratch_bytes = cb_tokenizer_scratch_bytes(length);
+    size_t scratch_bytes = cb_tokenizer_scratch_bytes(length + (size_t)cb_min64(t->around, FIXED_IDS));
     size_t count = length + FIXED_IDS;
     void *scratch = malloc(scratch_bytes + 1);
     int32_t *ids = malloc(count * sizeof *ids);

@@ -281,6 +281,40 @@ static void test_limits(void)
                               &error) == COLIBRI_ERR_NO_CHAT);
 }
 
+/* Kind sentencepiece_bpe: what the chat form puts around a text is merged with it. */
+static void test_characters(void)
+{
+    _Alignas(8) uint8_t scratch[24 * 16];
+    struct image m;
+    struct cb_tokenizer t;
+    colibri_error error;
+    int32_t ids[16];
+    size_t count = 16;
+
+    where = "characters";
+    build(&m, CB_PRETOKENIZER_NONE, CB_TOKENIZER_FLAG_BYTE_FALLBACK);
+    m.words[KIND] = CB_TOKENIZER_SENTENCEPIECE_BPE;
+    m.words[UNK] = 0; /* the tokens 0 to 255 are those of the bytes */
+    m.words[m.prefix + 2] = 'a';
+    CHECK(open_image(&t, &m, &error) == 0);
+    CHECK(t.around == 14 && t.space == UINT32_MAX);
+    CHECK(gives(&t, "xabc", COLIBRI_TEXT_PLAIN, (const int32_t[]){ 'x', ABC, -1 }));
+    CHECK(gives(&t, "bc", COLIBRI_TEXT_CHAT, (const int32_t[]){ SPECIAL, 'u', ABC, END_ID, -1 }));
+    CHECK(gives(&t, "", COLIBRI_TEXT_CHAT, (const int32_t[]){ SPECIAL, 'u', 'a', END_ID, -1 }));
+    CHECK(gives(&t, "", COLIBRI_TEXT_PLAIN, (const int32_t[]){ -1 }));
+    CHECK(gives(&t, "\xe2\x96\x81", COLIBRI_TEXT_PLAIN, (const int32_t[]){ 0xe2, 0x96, 0x81, -1 }));
+    CHECK(cb_tokenizer_encode(&t, NULL, 0, COLIBRI_TEXT_CHAT, scratch, sizeof scratch, ids, &count,
+                              &error) == 0);
+    CHECK(count == 4);
+    count = 16;
+    CHECK(cb_tokenizer_encode(&t, "abc", 3, COLIBRI_TEXT_PLAIN, scratch, sizeof scratch, ids, &count,
+                              &error) == COLIBRI_ERR_TEXT_LONG);
+    CHECK(count == 0 && strstr(error.message, "3 bytes, and 14 around it, the limit is 16"));
+    m.words[UNK] = 1;
+    CHECK(open_image(&t, &m, &error) == COLIBRI_ERR_TOKENIZER);
+    CHECK(strstr(error.message, "id 1 is not the token of byte 0") != NULL);
+}
+
 static void test_long_words(void)
 {
     enum { LENGTH = 1 << 20 };
@@ -380,7 +414,7 @@ static void test_rejections(void)
 
     build(&m, CB_PRETOKENIZER_GPT2, CB_TOKENIZER_FLAG_IGNORE_MERGES);
     const struct change changes[] = {
-        { "kind none", KIND, 0, COLIBRI_ERR_TOKENIZER },
+        { "kind none", KIND, 0, COLIBRI_ERR_UNSUPPORTED },
         { "kind sentencepiece", KIND, CB_TOKENIZER_SENTENCEPIECE_BPE, COLIBRI_ERR_UNSUPPORTED },
         { "kind unigram", KIND, CB_TOKENIZER_UNIGRAM, COLIBRI_ERR_UNSUPPORTED },
         { "unknown kind", KIND, 4, COLIBRI_ERR_TOKENIZER },
@@ -388,7 +422,7 @@ static void test_rejections(void)
         { "unknown pre-tokenizer", PRETOKENIZER, 6, COLIBRI_ERR_TOKENIZER },
         { "normalizer nfc", NORMALIZER, 1, COLIBRI_ERR_UNSUPPORTED },
         { "unknown normalizer", NORMALIZER, 3, COLIBRI_ERR_TOKENIZER },
-        { "unknown flag", FLAGS, 2 | 16, COLIBRI_ERR_TOKENIZER },
+        { "unknown flag", FLAGS, 2 | 64, COLIBRI_ERR_TOKENIZER },
         { "byte fallback", FLAGS, 2 | 4, COLIBRI_ERR_UNSUPPORTED },
         { "prefix space", FLAGS, 2 | 8, COLIBRI_ERR_UNSUPPORTED },
         { "a literal that is not there", N_LITERALS, 1, COLIBRI_ERR_TOKENIZER },
@@ -580,7 +614,7 @@ static void case_encode(struct cases *c, char **rest)
     char *text = word(rest);
     int code = atoi(word(rest)), got;
     size_t length = unhex(text), count = length + 4096, n = 0;
-    size_t scratch_bytes = cb_tokenizer_scratch_bytes(length);
+    size_t scratch_bytes = cb_tokenizer_scratch_bytes(length + (size_t)c->tokenizer.around);
     void *scratch = need(malloc(scratch_bytes + 1));
     int32_t *ids = need(malloc(count * sizeof *ids));
     const char *id;
@@ -665,7 +699,8 @@ int main(int argc, char **argv)
         test_missing_bytes();
         test_lookups();
         test_limits();
-        test_long_words();
+        test_characters();
+    test_long_words();
         test_pretokenizers();
         test_rejections();
         test_utf8();
