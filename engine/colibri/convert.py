@@ -44,9 +44,11 @@ from colibri.tokenizer import TokenizerSpec
 from colibri.torch_reader import TorchFiles
 from colibri.writer import Slot
 
-# What the tokenizer's reader may open beside the weights.
+# What the tokenizer's reader may open beside the weights; the model file only where tokenizer.json is not there.
+TOKENIZER_MODEL = "tokenizer.model"
 TOKENIZER_FILES = (
     "tokenizer.json",
+    TOKENIZER_MODEL,
     "tokenizer_config.json",
     "chat_template.jinja",
     "generation_config.json",
@@ -169,6 +171,15 @@ def limit_context(records: Records, context_tokens: int | None) -> None:
     records.model.context_tokens = context_tokens
 
 
+def tokenizer_files(directory: Path) -> list[str]:
+    """Those of TOKENIZER_FILES that are read; nothing where there is no tokenizer."""
+    for name in TOKENIZER_FILES:
+        inside(directory, name)
+    if (directory / "tokenizer.json").is_file():
+        return [name for name in TOKENIZER_FILES if name != TOKENIZER_MODEL]
+    return [*TOKENIZER_FILES[1:]] if (directory / TOKENIZER_MODEL).is_file() else []
+
+
 def tokenizer_section(load: Callable[[], TokenizerSpec], records: Records) -> bytes:
     """The tokenizer section, checked against the vocabulary."""
     tokenizer = load()
@@ -228,17 +239,17 @@ def huggingface_job(
     section = None
     read = ["config.json", f"{source.single}.index.json", *(path.name for path in source.files())]
     if tokenizer:
-        if not (directory / "tokenizer.json").is_file():
+        files = tokenizer_files(directory)
+        if not files:
             raise ColibriError(
                 Code.TOKENIZER,
-                f"{directory} has no tokenizer.json; add it, or give --no-tokenizer for a model that takes ids only",
+                f"{directory} has neither tokenizer.json nor {TOKENIZER_MODEL}; add one, or give --no-tokenizer for a "
+                "model that takes ids only",
             )
-        for name in TOKENIZER_FILES:
-            inside(directory, name)
         section = tokenizer_section(
             lambda: TokenizerSpec.from_huggingface(directory, chat=chat, drop_nfc=drop_nfc), records
         )
-        read += TOKENIZER_FILES
+        read += files
     terms, more = license_of(directory)
     origin: dict[str, Any] = {
         "kind": "huggingface",

@@ -38,6 +38,19 @@ Anything in the checkpoint that the records have no place for is refused, never 
 MIDDLE = """
 Known and refused by name (a conversion says what the router is and which families are ready): {refused}.
 
+## Tokenizers
+| kind | from | families that publish it | compared with |
+|---|---|---|---|
+| byte-level BPE; pre-tokenizers gpt2, smollm, llama3, qwen2 | tokenizer.json; GGUF `gpt2` | Granite, OLMoE, Qwen (with --drop-nfc) | `tokenizers` |
+| BPE of characters with byte_fallback; Prepend and Replace, or Metaspace | tokenizer.json | Mixtral, LLaMA-MoE | `tokenizers`; chats with `transformers` |
+| the same by scores | SentencePiece file of type BPE; GGUF `llama` | Mixtral, LLaMA-MoE | `sentencepiece`; GGUF with the file |
+
+Equal ids for texts in some twenty scripts, emoji with joiners and skin tones, code, runs of white space, control
+characters, a word of 100,000 characters and an empty text, with vocabularies trained in the test
+(tests/parity/test_tokenizer_corpus.py; published ones are not to be had there, but for SmolLM2's). Texts that are not
+UTF-8, which the peers do not take, are compared between our two tokenizers. Refused by name: Unigram, WordPiece, NFKC,
+and NFC unless --drop-nfc is given; docs/convert.md has the whole list, and what holds for chat templates.
+
 ## What was measured
 Each row is a checkpoint with random weights, written by the family's own code ({oracles}), converted, and run over
 {tokens} tokens. The standard deviation of its logits is 2. *f32*: the largest difference of a logit with f32 weights

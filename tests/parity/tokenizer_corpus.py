@@ -31,10 +31,13 @@ LANGUAGES = [
     "e\u0301 a\u0308 \u1e9b\u0323 ﬁ ﬀ Å Å Ω Ω ½ ² Ⅷ ㊿ ① x\u00a0y\u3000z\u2003w\u200bv\ufeffu\u2028t",
 ]  # fmt: skip
 HARD = [
-    "", " ", "  ", "   ", "\t", "\n", "\r\n", "\n\n\n", " \n ", "\t\t  \t", "a", " a", "a ", "  a", "a  ", " a b  c   d ",
+    "", " ", "  ", "   ", "\t", "\n", "\r\n", "\n\n\n", " \n ", "\t\t  \t", "a", " a", "a ", "  a", "a  ",
+    " a b  c   d ",
     "\u2581", "\u2581\u2581", " \u2581", "\u2581 a", "a\u2581b", "a \u2581 b", "\u2581a", "a\u2581",
-    "".join(map(chr, range(1, 32))), "\x00", "a\x00b", "\x7f\x80\x9f", "<0x0A>", "<0x41>a", "<unk>x", "</", "[INST", "[/INST]",
-    "   leading and trailing   ", "word\n\n\nword", "a\tb\tc", "0123456789" * 3, "!" * 40, "\ud7ff\ue000\ufffd\U0010fffd",
+    "".join(map(chr, range(1, 32))), "\x00", "a\x00b", "\x7f\x80\x9f", "<0x0A>", "<0x41>a", "<unk>x", "</", "[INST",
+    "[/INST]",
+    "   leading and trailing   ", "word\n\n\nword", "a\tb\tc", "0123456789" * 3, "!" * 40,
+    "\ud7ff\ue000\ufffd\U0010fffd",
     "Hello", "Hello ", " Hello", "hello world", "hello  world", "IT'S WE'LL 'tis rock'n'roll could've '\u017f",
 ]  # fmt: skip
 LONG = ["x" * 100_000, "ab" * 5000, "é" * 5000, "中" * 3000, " " * 3000, "\n" * 3000, "a " * 3000, "\u2581" * 2000]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from colibri._spec import Code, Pretokenizer, TokenizerFlag, TokenizerKind
+from colibri.convert import tokenizer_files
 from colibri.errors import ColibriError
 from colibri.tokenizer import TokenizerSpec
 from colibri.tokenizer_sentencepiece import read_model
@@ -27,7 +28,7 @@ NAMES = ["<unk>", "<s>", "</s>", *BYTES, *WORDS]
 SPECIALS = NAMES[:3]
 FIRST = 3 + 256
 IDS = {name: i for i, name in enumerate(NAMES)}
-MERGES = [["a", "b"], ["▁", "ab"], ["▁", "a"], ["b", "c"], ["a", "bc"], ["▁", "▁"], ["▁▁", "▁▁"], ["b", "▁"], ["é", "a"]]
+MERGES = [pair.split() for pair in ("a b", "▁ ab", "▁ a", "b c", "a bc", "▁ ▁", "▁▁ ▁▁", "b ▁", "é a")]
 PREPEND = {"type": "Prepend", "prepend": "▁"}
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
@@ -251,6 +252,15 @@ def test_tokenizer_json_comes_before_a_model_file(tmp_path: Path) -> None:
     assert names(TokenizerSpec.from_huggingface(folder(tmp_path)), "ab") == ["▁ab"]
 
 
+def test_the_model_file_is_looked_at_only_without_tokenizer_json(tmp_path: Path) -> None:
+    assert tokenizer_files(tmp_path) == []
+    (tmp_path / "tokenizer.model").touch()
+    assert tokenizer_files(tmp_path)[0] == "tokenizer.model"
+    (tmp_path / "tokenizer.json").touch()
+    assert tokenizer_files(tmp_path)[0] == "tokenizer.json"
+    assert "tokenizer.model" not in tokenizer_files(tmp_path)
+
+
 def pieces_with(**changes: tuple[float, int]) -> list[tuple[str, float, int]]:
     types = [2, 3, 3, *[6] * 256, *[1] * len(WORDS)]
     rows = [(name, -float(i), kind) for i, (name, kind) in enumerate(zip(NAMES, types, strict=True))]
@@ -300,8 +310,8 @@ def test_tokens_that_only_the_configuration_has_are_refused(tmp_path: Path) -> N
 def test_damaged_model_files_are_read_or_refused_and_nothing_else() -> None:
     rng = random.Random(5)
     whole = model_file()
-    accepted = 0
-    for _ in range(3000):
+    accepted, codes = 0, set()
+    for _ in range(1000):
         data = bytearray(whole)
         for _ in range(rng.randrange(1, 4)):
             at = rng.randrange(len(data))
@@ -311,11 +321,12 @@ def test_damaged_model_files_are_read_or_refused_and_nothing_else() -> None:
         try:
             spec = read_model(bytes(data), "x").spec()
         except ColibriError as error:
-            assert error.code in (Code.ARGUMENT, Code.UNSUPPORTED, Code.LIMIT)
+            codes.add(error.code)
             continue
         accepted += 1
         spec.to_section()
-    assert 0 < accepted < 3000
+    assert codes == {Code.ARGUMENT, Code.UNSUPPORTED}
+    assert 0 < accepted < 1000
 
 
 # ---- GGUF ---------------------------------------------------------------------------------------------
@@ -383,8 +394,8 @@ def some_texts(rng: random.Random, count: int) -> list[bytes]:
     raw = [b"\x80", b"\xc3", b"\xe2\x96", b"\xe4\xb8", b"\xff"]
     made = [b"", b" ", b"  ", "▁".encode(), b"\xe2\x96 ", b"a" * 4000, b" " * 3000, "é中".encode() * 500]
     for _ in range(count):
-        parts = [rng.choice(pool).encode() if rng.random() < 0.95 else rng.choice(raw) for _ in range(rng.randrange(25))]
-        made.append(b"".join(parts))
+        parts = [rng.choice(raw) if rng.random() < 0.05 else rng.choice(pool).encode() for _ in range(25)]
+        made.append(b"".join(parts[rng.randrange(26) :]))
     return made
 
 
