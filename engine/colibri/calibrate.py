@@ -19,7 +19,7 @@ from pathlib import Path
 from colibri import _spec as spec
 from colibri._spec import Code, Section
 from colibri.calibration import Profile, decode_profile, encode_profile, keep_followers, moe_layers
-from colibri.errors import ColibriError
+from colibri.errors import ColibriError, MissingPackage
 from colibri.files import (
     create_temporary,
     open_regular,
@@ -27,6 +27,7 @@ from colibri.files import (
     refuse_output,
     sync_folder,
     write_file,
+    writing,
 )
 from colibri.format import (
     HASHED_SECTIONS,
@@ -106,9 +107,7 @@ class Runner:
         try:
             from colibri.reference import ReferenceModel
         except ImportError as error:
-            raise ColibriError(
-                Code.UNSUPPORTED, "neither libcolibri nor numpy is here; install colibri-moe[reference]"
-            ) from error
+            raise MissingPackage("without libcolibri, calibrating needs", "numpy", "reference") from error
 
         reference = ReferenceModel(model)
         tokenizer = reference.tokenizer()
@@ -267,7 +266,7 @@ def write_calibrated(model: ModelFile, target: Path, profile: Profile) -> bytes:
     page = page[: spec.ROOT_OFFSET] + root + page[spec.ROOT_OFFSET + spec.HASH_BYTES :]
     golden = _golden_text(model, root)
     refuse_golden_of_others(golden_path(target), target)
-    try:
+    with writing(target):
         descriptor, temporary = create_temporary(target)
         try:
             os.ftruncate(descriptor, size)
@@ -286,8 +285,6 @@ def write_calibrated(model: ModelFile, target: Path, profile: Profile) -> bytes:
             os.close(descriptor)
         if golden is not None:
             write_file(golden_path(target), golden)
-    except OSError as error:
-        raise ColibriError(Code.IO, f"{target}: {error.strerror}") from error
     return root
 
 

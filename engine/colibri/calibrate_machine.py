@@ -34,6 +34,7 @@ from colibri.errors import ColibriError
 from colibri.files import refuse_output, write_file
 from colibri.format import open_model
 from colibri.plan import MemoryPlan
+from colibri.plan_command import rounded
 from colibri.predict import Machine, ModelWork, decode_seconds, model_work, prompt_seconds
 
 SCAN_BYTES = 256 * MIB  # several times the last cache of a board
@@ -375,7 +376,7 @@ def calibrate(model: Path, storage_file: Path, say: Callable[[str], None]) -> Bo
     hashes = hash_mbps()
     say(f"hashes: {hashes:,.0f} MB/s; decoding with {model}")
     times = decode_times(model, sorted({1, threads}))
-    say("  " + ", ".join(f"{1 / seconds:,.2f} tokens/s with {n}" for n, seconds in times.token.items()))
+    say("  " + ", ".join(f"{rounded(1 / seconds)} tokens/s with {n}" for n, seconds in times.token.items()))
     bandwidth, compute = fit_compute(work, times, bandwidth, hashes)
     name, features = _processor()
     ram = _memory_mib()

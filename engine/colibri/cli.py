@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from colibri import __version__
 from colibri._spec import Code
-from colibri.errors import ColibriError, printable
+from colibri.errors import ColibriError, MissingPackage, for_people
 
 _DTYPES = ("int4", "int8", "f16", "bf16", "f32")
 _PRECISION_OPTIONS = (
@@ -40,7 +40,7 @@ def _needs_numpy(what: str, extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
-        raise ColibriError(Code.UNSUPPORTED, f"{what} needs numpy; install colibri-moe[{extra}]") from error
+        raise MissingPackage(f"{what} needs", "numpy", extra) from error
 
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +119,7 @@ def _convert(args: argparse.Namespace) -> int:
     try:
         import numpy  # noqa: F401
     except ImportError as error:
-        raise ColibriError(Code.UNSUPPORTED, "converting needs numpy; install colibri-moe[convert]") from error
+        raise MissingPackage("converting needs", "numpy", "convert") from error
     from colibri.convert import checkpoint_job
     from colibri.files import refuse_output, write_file
     from colibri.job import Precision, run_job
@@ -485,7 +485,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _COMMANDS[args.command][3](args)
     except ColibriError as error:
         # The general texts of the codes speak of .colibri files; a checkpoint's error says it all itself.
-        print(f"colibri: {printable(error.message if command in _OF_CHECKPOINTS else error)}", file=sys.stderr)
+        print(f"colibri: {for_people(error, command not in _OF_CHECKPOINTS)}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # The reader went away (`| head`): leave quietly, and keep the interpreter from flushing again.

@@ -228,7 +228,11 @@ class Engine(_Closing):
         code = self._library.colibri_model_open(
             fsencode(path), ctypes.byref(options), ctypes.byref(handle), ctypes.byref(error)
         )
-        _ffi.check(code, error)
+        try:
+            _ffi.check(code, error)
+        except ColibriError as failure:
+            failure.file = Path(path)
+            raise
         self._handle: ctypes.c_void_p | None = handle
         self._sessions: list[Session] = []
         self._max_text_bytes = max_text_bytes or DEFAULT_TEXT_BYTES
@@ -587,37 +591,58 @@ def split_prompt(ids: Sequence[int], split: str) -> list[list[int]]:
     return [piece for piece in pieces if piece]
 
 
+def _budget(text: str) -> int:
+    """Bytes of a size such as 512M; 0 leaves it to the engine."""
+    from colibri.plan_command import parse_size
+
+    return 0 if text == "0" else parse_size(text)
+
+
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `colibri run`, the same as those of `colibrictl run`."""
     parser.add_argument("model", metavar="MODEL", help="a .colibri file")
+
+    def number(*names: str, default: float = 0, metavar: str = "N", text: str) -> None:
+        parser.add_argument(
+            *names, type=type(default), default=default, metavar=metavar, help=f"{text} (default %(default)s)"
+        )
+
+    def choice(name: str, names: tuple[str, ...], default: str, text: str) -> None:
+        parser.add_argument(name, choices=names, default=default, help=f"{text} (default %(default)s)")
+
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
     parser.add_argument("--ids", metavar="1,2,3", help="the prompt as token ids")
-    parser.add_argument("-n", "--tokens", type=int, default=128, help="tokens to generate")
-    parser.add_argument("--chat", action="store_true", help="wrap the prompt in the chat form")
-    parser.add_argument("--temp", type=float, default=0.0, help="temperature; 0 is greedy")
-    parser.add_argument("--top-k", type=int, default=0, help="keep the K best; 0 = all")
-    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus; 1 = all")
-    parser.add_argument("--min-p", type=float, default=0.0, help="relative floor; 0 = all")
-    parser.add_argument("-s", "--seed", type=int, default=0, help="seed of the sampler")
-    parser.add_argument("-t", "--threads", type=int, default=0, help="0 = CPUs, at most 4")
-    parser.add_argument("-c", "--context", type=int, default=0, help="tokens of the KV cache")
-    parser.add_argument("-b", "--batch", type=int, default=0, help="prompt tokens per batch")
-    parser.add_argument("--batch-split", default="", metavar="5,3|each", help="cut the prompt")
-    parser.add_argument("--kv", choices=KV_NAMES, default="f16", help="type of the KV cache")
-    parser.add_argument("--verify", choices=VERIFY_NAMES, default="auto", help="when weights are checked")
-    parser.add_argument("--lock", choices=LOCK_NAMES, default="try", help="lock the model in memory")
-    parser.add_argument("--budget", type=int, default=0, metavar="BYTES", help="refuse a larger plan; 0 = no limit")
-    parser.add_argument("--residency", choices=RESIDENCIES, default="auto", help="where the experts live")
-    parser.add_argument("--slots", type=int, default=0, help="experts in memory when streaming; 0 = what fits")
-    parser.add_argument("--io-threads", type=int, default=0, help="threads that read experts; 0 = 4")
-    parser.add_argument("--prefetch", type=int, default=DEFAULT_PREFETCH_DEPTH, help="experts read ahead; 0 = none")
-    parser.add_argument("--direct-io", choices=DIRECT_IO_NAMES, default="auto", help="read past the page cache")
-    parser.add_argument("--isa", help="kernels to use; default: the best")
+    number("-n", "--tokens", default=128, text="generate at most N tokens")
+    parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat form")
+    number("--temp", default=0.0, metavar="T", text="temperature of the sampler; 0 = always the likeliest token")
+    number("--top-k", metavar="K", text="choose among the K likeliest; 0 = all")
+    number("--top-p", default=1.0, metavar="P", text="choose among the likeliest whose sum reaches P; 1 = all")
+    number("--min-p", default=0.0, metavar="P", text="drop tokens below P times the likeliest; 0 = none")
+    number("-s", "--seed", metavar="S", text="same seed, same text")
+    number("-t", "--threads", text="threads that compute; 0 = CPUs this process may use, at most 4")
+    number("-c", "--context", text="tokens the KV cache holds; 0 = the model's own, at most 2048")
+    number("-b", "--batch", text="prompt tokens per batch; 0 = 32")
+    parser.add_argument(
+        "--batch-split", default="", metavar="5,3|each", help="append the prompt in pieces of these sizes (a test aid)"
+    )
+    choice("--kv", KV_NAMES, "f16", "type of the KV cache")
+    choice("--verify", VERIFY_NAMES, "auto", "when weights are checked")
+    choice("--lock", LOCK_NAMES, "try", "lock the model in memory: warn when it fails, refuse, or do not try")
+    parser.add_argument(
+        "--budget", type=_budget, default=0, metavar="SIZE",
+        help="memory to keep within, or refuse, e.g. 512M; 0 = what cgroup and system leave (default 0)",
+    )  # fmt: skip
+    choice("--residency", RESIDENCIES, "auto", "all experts in memory, or read into slots as they are needed")
+    number("--slots", text="experts in memory when streaming; 0 = what fits")
+    number("--io-threads", text="threads that read experts; 0 = 4")
+    number("--prefetch", default=DEFAULT_PREFETCH_DEPTH, text="experts read ahead; 0 = none")
+    choice("--direct-io", DIRECT_IO_NAMES, "auto", "read past the page cache")
+    parser.add_argument("--isa", metavar="NAME", help="kernels to use (default: the best that this CPU has)")
     parser.add_argument("--public-key", metavar="FILE", type=Path, help="refuse a model that this key did not sign")
     parser.add_argument("--signed-only", action="store_true", help="refuse a model without a signature")
-    parser.add_argument("--ignore-end", action="store_true", help="go on behind an end token")
+    parser.add_argument("--ignore-end", action="store_true", help="go on behind the token that ends a text")
     parser.add_argument("--print-ids", action="store_true", help="print the ids on stderr")
-    parser.add_argument("--logits-sha256", action="store_true", help="print their hash on stderr")
+    parser.add_argument("--logits-sha256", action="store_true", help="print the hash of the logits on stderr")
 
 
 def parse_ids(text: str) -> list[int]:

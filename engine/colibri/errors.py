@@ -3,7 +3,35 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 from colibri._spec import ERROR_EXIT, ERROR_TEXT, Code
+
+ENVIRONMENT_EXIT = 5  # exit code of what this machine lacks
+_DAMAGED = "the file is damaged or was changed: copy it again from a source you trust"
+# What to do about a model file, where the message does not say it; any other code of exit code 3: _DAMAGED.
+_MODEL_FIXES = {
+    Code.BAD_MAGIC: "give a file that `colibri convert` wrote",
+    Code.TRUNCATED: "copy it again and compare its size",
+    Code.EMPTY: "copy it again; was the disk full?",
+    Code.FEATURE: "update this package",
+    Code.UNSUPPORTED: "",
+    Code.SIGNATURE: "",
+    Code.WEIGHTS: "convert the model again from a checkpoint without NaN or infinity",
+}
+_NOT_ALLOWED = "give a path in a folder that you may write to"
+_WRITE_FIXES = {
+    errno.ENOENT: "make its folder first, or give another path",
+    errno.ENOTDIR: "give a path in a folder",
+    errno.ENOSPC: "free space, or give a path on another disk",
+    errno.EDQUOT: "free space, or give a path on another disk",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f), or give a path on another file system",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.EROFS: _NOT_ALLOWED,
+}
 
 
 def printable(value: object) -> str:
@@ -23,8 +51,10 @@ class ColibriError(Exception):
     """An error with the same pinned code that the C library gives for the same cause.
 
     `message` names the thing, the value, the limit and the fix. `offset` is the byte offset
-    in the file, where there is one.
+    in the file, where there is one; `file` the model that was being read, for whoever prints it.
     """
+
+    file: Path | None = None
 
     def __init__(self, code: Code, message: str, offset: int | None = None) -> None:
         super().__init__(message)
@@ -37,6 +67,54 @@ class ColibriError(Exception):
         """Exit code that a command gives for this error."""
         return ERROR_EXIT[int(self.code)]
 
+    def _kind(self) -> str:
+        """The general text of the code, unless the message begins with it."""
+        text = ERROR_TEXT[int(self.code)]
+        return "" if self.message.startswith(text) else f"{text}: "
+
     def __str__(self) -> str:
         where = "" if self.offset is None else f" (byte {self.offset})"
-        return f"{ERROR_TEXT[int(self.code)]}: {self.message}{where}"
+        return f"{self._kind()}{self.message}{where}"
+
+
+class WriteError(ColibriError):
+    """A file that cannot be written, under the name that the user gave it: the temporary one says nothing."""
+
+    def __init__(self, path: Path, error: OSError, code: Code = Code.IO, offset: int | None = None) -> None:
+        fix = _WRITE_FIXES.get(error.errno or 0)
+        reason = f"{error.strerror or error}" + (f"; {fix}" if fix else "")
+        super().__init__(code, f"cannot write {path}: {reason}", offset)
+
+    def _kind(self) -> str:
+        return ""
+
+
+class MissingPackage(ColibriError):
+    """A Python package that is not installed: this machine lacks it, no model is at fault."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(
+            Code.UNSUPPORTED,
+            f"{what} the Python package {package}, which is not installed; pip install {package}, or in the source "
+            f"folder pip install './engine[{extra}]'",
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """That of the environment."""
+        return ENVIRONMENT_EXIT
+
+    def _kind(self) -> str:
+        return ""
+
+
+def for_people(error: ColibriError, kind: bool = True) -> str:
+    """The line of a command: the model's file, what is wrong, what to do. kind: with the general text of the code."""
+    text = str(error) if kind else error.message
+    if error.file is not None and error.exit_code == ERROR_EXIT[Code.TRUNCATED]:
+        fix = _MODEL_FIXES.get(error.code, _DAMAGED)
+        if fix and ";" not in error.message:
+            text = f"{text}; {fix}"
+        if str(error.file) not in text:
+            text = f"{error.file}: {text}"
+    return printable(text)

@@ -13,12 +13,12 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from colibri._spec import Code
-from colibri.errors import ColibriError, shown
+from colibri.errors import ColibriError, WriteError, shown
 
 MAX_JSON_BYTES = 1 << 28  # ten times the largest published tokenizer.json
 
@@ -105,7 +105,10 @@ def load_json(path: Path) -> dict[str, Any]:
 
 
 def refuse_output(output: Path, sources: Iterable[Path] = ()) -> None:
-    """Refuse an output that would replace something other than a file, or one of the sources."""
+    """Refuse an output that cannot be made, or that would replace something other than a file, or one of the sources.
+
+    To be called before the work whose result is written: what cannot be written is not computed for hours first.
+    """
     if not output.name:
         raise ColibriError(Code.ARGUMENT, f"the output {str(output)!r} has no file name; give one")
     try:
@@ -113,7 +116,8 @@ def refuse_output(output: Path, sources: Iterable[Path] = ()) -> None:
     except ValueError as error:  # a zero byte in the name
         raise ColibriError(Code.ARGUMENT, f"the output {str(output)!r}: {error}") from error
     except OSError:
-        return  # nothing there; whether it can be made is seen when it is opened
+        _refuse_folder(output)
+        return
     if not stat.S_ISREG(found.st_mode):
         raise ColibriError(
             Code.ARGUMENT, f"the output {output} exists and is not a regular file; give the name of a new file"
@@ -127,6 +131,16 @@ def refuse_output(output: Path, sources: Iterable[Path] = ()) -> None:
             raise ColibriError(
                 Code.ARGUMENT, f"the output {output} is {source}, a file that is read; give the name of a new file"
             )
+    _refuse_folder(output)
+
+
+def _refuse_folder(output: Path) -> None:
+    """Refuse an output in a folder in which no file can be made: every output is a new file until it is renamed."""
+    descriptor, path = create_temporary(output)
+    try:
+        path.unlink()
+    finally:
+        os.close(descriptor)
 
 
 # --------------------------------------------------------------------------- output
@@ -154,6 +168,15 @@ def remove_stale(target: Path) -> None:
                 os.close(descriptor)
 
 
+@contextlib.contextmanager
+def writing(target: Path, code: Code = Code.IO) -> Iterator[None]:
+    """What the system refuses inside is the writing of `target`, whatever temporary name it has until then."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(target, error, code) from error
+
+
 def create_temporary(target: Path) -> tuple[int, Path]:
     """A descriptor and the name of a new, locked file beside `target`, to be renamed over it.
 
@@ -163,7 +186,8 @@ def create_temporary(target: Path) -> tuple[int, Path]:
     while True:
         # Random, not the process id: what a killed run of the same id left behind must not be in the way.
         path = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with writing(target, Code.OPEN):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with contextlib.suppress(OSError):  # a file system without locks: then nothing is taken for stale either
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
@@ -175,12 +199,13 @@ def write_file(target: Path, data: bytes) -> None:
     """Make `target` hold `data`: temporary file, fsync, rename, fsync of the folder."""
     descriptor, temporary = create_temporary(target)
     try:
-        view = memoryview(data)
-        while len(view):
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-        os.replace(temporary, target)
-        sync_folder(target)
+        with writing(target):
+            view = memoryview(data)
+            while len(view):
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+            os.replace(temporary, target)
+            sync_folder(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -24,9 +24,16 @@ from typing import Any
 
 from colibri._spec import Code, DType
 from colibri.checkpoint import read_exactly, shard_names
-from colibri.convert import TOKENIZER_FILES, checkpoint_job, container, limit_context, tokenizer_section
+from colibri.convert import (
+    TOKENIZER_FILES,
+    checkpoint_job,
+    container,
+    limit_context,
+    tokenizer_files,
+    tokenizer_section,
+)
 from colibri.errors import ColibriError, printable, shown
-from colibri.files import create_temporary, inside, load_json, refuse_output, sync_folder
+from colibri.files import create_temporary, load_json, refuse_output, sync_folder, writing
 from colibri.job import Job, Precision, encoded, part_count, run_job
 from colibri.provenance import digests
 from colibri.quantize import ErrorStats
@@ -71,7 +78,7 @@ def write_quantized(job: Job, output: Path, threads: int = 0) -> None:
     refuse_output(output)
     slots = ModelWriter(output, job.records, job.precision.choose, None, job.provenance).slots
     errors: dict[str, tuple[DType, ErrorStats]] = {}
-    try:
+    with writing(output):
         descriptor, temporary = create_temporary(output)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -86,8 +93,6 @@ def write_quantized(job: Job, output: Path, threads: int = 0) -> None:
             sync_folder(output)
         finally:
             temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise ColibriError(Code.IO, f"{output}: {error.strerror}") from error
 
 
 # --------------------------------------------------------------------------- pack
@@ -181,13 +186,11 @@ def pack(
         _check_config(source.records, config)
         limit_context(source.records, context_tokens)
         section = None
-        if (folder / "tokenizer.json").is_file():
-            for name in TOKENIZER_FILES:
-                inside(folder, name)
+        if read := tokenizer_files(folder):
             section = tokenizer_section(
                 lambda: TokenizerSpec.from_huggingface(folder, chat=chat, drop_nfc=drop_nfc), source.records
             )
-        origin = {**source.provenance, "packed": digests(folder, ["config.json", "tokenizer.json"])}
+        origin = {**source.provenance, "packed": digests(folder, ["config.json", *read[:1]])}
         writer = ModelWriter(output, source.records, source.choice(), section, origin)
         known = {slot.name for slot in writer.slots}
         surplus = sorted(name for name in source.shapes() if name not in known)
@@ -297,6 +300,9 @@ def pack_command(args: argparse.Namespace) -> int:
             )
         root = pack(args.weights, args.config, args.output, args.context, not args.no_chat, args.drop_nfc)
     else:
+        for path in (args.weights, args.config):
+            if not path.exists():
+                raise ColibriError(Code.OPEN, f"{path}: no such file")
         source = _source(args.weights)
         if not source.is_dir() or args.config.resolve() != (source / "config.json").resolve():
             raise ColibriError(
@@ -304,7 +310,7 @@ def pack_command(args: argparse.Namespace) -> int:
             )
         names = {} if args.quant_scale_factor is None else {"quant_scale_factor": args.quant_scale_factor}
         refuse_output(args.output, source.iterdir())
-        tokenizer = (source / "tokenizer.json").is_file()
+        tokenizer = bool(tokenizer_files(source))
         precision = Precision.from_names(names)
         job = checkpoint_job(source, precision, args.context, tokenizer, not args.no_chat, args.drop_nfc)
         job.print_notes()

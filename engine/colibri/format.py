@@ -8,6 +8,7 @@ read or when `ModelFile.verify` is called.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from colibri import _spec as spec
 from colibri._spec import Code, DType, ExtentKind, Layout, Role, Scope, Section
@@ -152,6 +153,26 @@ class VerifyReport:
     chunks: int = 0
     hashed_bytes: int = 0
     tensors: int = 0
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _names_its_file(
+    method: Callable[Concatenate[ModelFile, _P], _T],
+) -> Callable[Concatenate[ModelFile, _P], _T]:
+    """Have the errors of a method of `ModelFile` say which file it read."""
+
+    @functools.wraps(method)
+    def call(model: ModelFile, /, *args: _P.args, **named: _P.kwargs) -> _T:
+        try:
+            return method(model, *args, **named)
+        except ColibriError as error:
+            error.file = error.file or model.path
+            raise
+
+    return call
 
 
 def encode_section(entry: SectionEntry) -> bytes:
@@ -516,6 +537,7 @@ class ModelFile:
         """Whether there is a tokenizer section."""
         return Section.TOKENIZER in self.sections
 
+    @_names_its_file
     def section_bytes(self, kind: Section) -> bytes:
         """Contents of a section without padding, verified where the section has a hash."""
         if kind not in self.sections:
@@ -547,6 +569,7 @@ class ModelFile:
             ) from error
         return value if isinstance(value, dict) else {"value": value}
 
+    @_names_its_file
     def calibration(self) -> Profile | None:
         """How experts were used on a text, or None where the file does not say."""
         if Section.CALIBRATION not in self.sections:
@@ -577,6 +600,7 @@ class ModelFile:
             self._tables[extent.offset] = table
         return table
 
+    @_names_its_file
     def read_extent(self, extent: ExtentEntry, offset: int = 0, size: int | None = None, verify: bool = True) -> bytes:
         """`size` bytes of an extent from `offset` on (all by default), chunks verified."""
         size = extent.size - offset if size is None else size
@@ -604,6 +628,7 @@ class ModelFile:
         extent = self.extent(entry.layer, expert)
         return self.read_extent(extent, entry.offset, entry.size, verify)
 
+    @_names_its_file
     def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
         """Check every hash, tokenizer, calibration, every padding byte and every scale and float weight.
 
@@ -670,6 +695,10 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
     except OSError as error:
         os.close(descriptor)
         raise ColibriError(Code.IO, f"{where}: {error.strerror}") from error
+    except ColibriError as error:
+        os.close(descriptor)
+        error.file = where
+        raise
     except BaseException:
         os.close(descriptor)
         raise

@@ -18,7 +18,7 @@ import numpy as np
 
 from colibri._spec import Code
 from colibri.checkpoint import as_f32, read_exactly
-from colibri.errors import ColibriError, shown
+from colibri.errors import ColibriError, MissingPackage, shown
 from colibri.files import open_regular
 from colibri.layout import F32
 
@@ -124,9 +124,7 @@ def _block_sizes(kind: int, path: Path) -> tuple[int, int]:
     try:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError as error:
-        raise ColibriError(
-            Code.UNSUPPORTED, f"{path}: quantised GGUF tensors need the gguf package; install colibri-moe[convert]"
-        ) from error
+        raise MissingPackage(f"{path}: quantised GGUF tensors need", "gguf", "convert") from error
     try:
         elements, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     except (ValueError, KeyError) as error:

@@ -194,8 +194,19 @@ class Report:
             )
 
 
+def _amount(size: int) -> str:
+    """A number of bytes in the unit that leaves it a few digits."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 10 << shift:
+            return f"{size / (1 << shift):,.0f} {unit}"
+    return f"{size} bytes"
+
+
 class Progress:
-    """Progress on stderr: a bar when tqdm is there and stderr is a terminal, else plain lines."""
+    """Progress on stderr: a bar when tqdm is there and stderr is a terminal, else plain lines.
+
+    total: bytes of all tensors, those of an earlier run included; the last line says 100 %.
+    """
 
     def __init__(self, total: int, quiet: bool = False) -> None:
         self._done, self._total, self._shown = 0, total, 0
@@ -211,7 +222,7 @@ class Progress:
     def skip(self, size: int) -> None:
         """`size` bytes were done by an earlier run."""
         if size and not self._quiet:
-            print(f"going on behind {size >> 20} MiB of an earlier run", file=sys.stderr, flush=True)
+            print(f"going on behind {_amount(size)} of an earlier run", file=sys.stderr, flush=True)
         self.add(size)
 
     def add(self, size: int) -> None:
@@ -223,7 +234,7 @@ class Progress:
             tenth = self._done * 10 // self._total
             if tenth > self._shown:
                 self._shown = tenth
-                print(f"{tenth * 10:3d} %  {self._done >> 20} MiB", file=sys.stderr, flush=True)
+                print(f"{tenth * 10:3d} %  {_amount(self._done)}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -320,7 +331,7 @@ def run_job(
     fresh: dict[str, tuple[DType, ErrorStats]] = {}
     journal = _journal(job, Path(output), fresh) if resume else None
     writer = ModelWriter(output, job.records, job.precision.choose, job.tokenizer, job.provenance, journal)
-    progress = Progress(writer.file_bytes, quiet)
+    progress = Progress(sum(slot.tensor.size for slot in writer.slots), quiet)
     try:
         with writer, closing(encoded(job, writer.slots, threads, fresh)) as stream:
             for slot in writer.done:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,31 +50,53 @@ def _number(low: float, high: float, what: str) -> Any:
     return parse
 
 
-def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `colibri plan`."""
+def add_memory_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a memory plan depends on: the options that `colibri plan` and `colibri units` share."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a .colibri file")
-    parser.add_argument("--board", metavar="NAME|FILE.toml", help="the machine; see --list-boards")
+    parser.add_argument("--board", metavar="NAME|FILE.toml", help="the machine; see colibri plan --list-boards")
     parser.add_argument("--ram", type=parse_size, metavar="SIZE", help="its RAM, e.g. 1.5G (default: the board's)")
-    parser.add_argument("--storage", metavar="NAME", help="where the model lies (default: the board's first)")
     parser.add_argument(
         "--budget", type=parse_size, metavar="SIZE", help="memory for the engine (default: RAM less --reserve)"
     )
     parser.add_argument(
         "--reserve", type=parse_size, metavar="SIZE", help="RAM for the system (default: 48M and 1/32 of the RAM)"
     )
-    parser.add_argument("-c", "--context", type=int, default=0, help="tokens of the KV cache")
-    parser.add_argument("-b", "--batch", type=int, default=0, help="prompt tokens per batch")
-    parser.add_argument("-t", "--threads", type=int, default=0, help="threads (default: the board's cores, at most 4)")
-    parser.add_argument("--sessions", type=int, default=0, help="sessions")
-    parser.add_argument("--kv", choices=tuple(KV_ELEMENT_BYTES), default="f16", help="type of the KV cache")
-    parser.add_argument("--max-text", type=int, default=0, metavar="BYTES", help="longest text")
-    parser.add_argument("--residency", choices=RESIDENCIES, default="auto", help="where the experts live")
-    parser.add_argument("--slots", type=int, default=0, help="experts in memory when streaming; 0 = what fits")
-    parser.add_argument("--io-threads", type=int, default=0, help="threads that read experts; 0 = 4")
+    parser.add_argument(
+        "-c",
+        "--context",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens of the KV cache (default: the model's own, at most 2048)",
+    )
+    parser.add_argument("-b", "--batch", type=int, default=0, metavar="N", help="prompt tokens per batch (default 32)")
+    parser.add_argument(
+        "-t", "--threads", type=int, default=0, metavar="N", help="threads (default: the board's cores, at most 4)"
+    )
+    parser.add_argument("--sessions", type=int, default=0, metavar="N", help="sessions (default 1)")
+    parser.add_argument(
+        "--kv", choices=tuple(KV_ELEMENT_BYTES), default="f16", help="type of the KV cache (default f16)"
+    )
+    parser.add_argument("--max-text", type=int, default=0, metavar="BYTES", help="longest text (default 65536)")
+    parser.add_argument(
+        "--residency", choices=RESIDENCIES, default="auto", help="where the experts live (default auto)"
+    )
+    parser.add_argument(
+        "--slots", type=int, default=0, metavar="N", help="experts in memory when streaming (default: what fits)"
+    )
+    parser.add_argument("--io-threads", type=int, default=0, metavar="N", help="threads that read experts (default 4)")
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `colibri plan`."""
+    add_memory_arguments(parser)
+    parser.add_argument("--storage", metavar="NAME", help="where the model lies (default: the board's first)")
     parser.add_argument(
         "--hit", type=_number(0, 1, "hit rate"), metavar="0..1", help="assume this hit rate of the expert slots"
     )
-    parser.add_argument("--position", type=int, default=128, help="tokens before the one that is timed (default 128)")
+    parser.add_argument(
+        "--position", type=int, default=128, metavar="N", help="tokens before the one that is timed (default 128)"
+    )
     parser.add_argument(
         "--want", type=_number(1e-6, 1e6, "speed"), metavar="TOK/S",
         help="say which condition of this speed holds; exit code 1 when one fails",
@@ -88,13 +112,19 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Everything that `colibri plan` says."""
+class MemoryAnswer:
+    """The memory plan of a model on a board."""
 
     board: Board
     ram_bytes: int
     budget_bytes: int
     plan: MemoryPlan
+
+
+@dataclass(frozen=True)
+class Answer(MemoryAnswer):
+    """Everything that `colibri plan` says."""
+
     prediction: Prediction | None
     sides: list[Side]
 
@@ -126,8 +156,8 @@ def reserve_of(ram: int) -> int:
     return RESERVE_BYTES + ram // RESERVE_SHARE
 
 
-def plan_model(model: ModelFile, args: argparse.Namespace) -> Answer:
-    """Memory plan and prediction; raises `budget` below the floor."""
+def plan_memory(model: ModelFile, args: argparse.Namespace) -> MemoryAnswer:
+    """Memory plan; raises `budget` below the floor."""
     board = find_board(args.board)
     ram = args.ram or board.ram_mib * MIB
     reserve = reserve_of(ram) if args.reserve is None else args.reserve
@@ -136,8 +166,6 @@ def plan_model(model: ModelFile, args: argparse.Namespace) -> Answer:
         raise ColibriError(Code.BUDGET, f"{ram} bytes of RAM less {reserve} for the system is nothing; see --reserve")
     if args.budget and args.budget > ram:
         raise ColibriError(Code.ARGUMENT, f"--budget {args.budget} is above the RAM of {ram} bytes; give --ram too")
-    if args.position < 0:
-        raise ColibriError(Code.ARGUMENT, f"--position {args.position}; give 0 or more tokens")
     options = PlanOptions(
         context_tokens=args.context,
         batch_tokens=args.batch,
@@ -150,20 +178,52 @@ def plan_model(model: ModelFile, args: argparse.Namespace) -> Answer:
         io_threads=args.io_threads,
         budget_bytes=budget,
     )
-    plan = plan_file(model, options)
+    return MemoryAnswer(board, ram, budget, plan_file(model, options))
+
+
+def plan_model(model: ModelFile, args: argparse.Namespace) -> Answer:
+    """Memory plan and prediction; raises `budget` below the floor."""
+    if args.position < 0:
+        raise ColibriError(Code.ARGUMENT, f"--position {args.position}; give 0 or more tokens")
+    memory = plan_memory(model, args)
+    board, plan = memory.board, memory.plan
     if args.storage is not None:
         board.storage(args.storage)
     if not board.has_speeds or not board.storages:
         if args.want is not None:
             raise ColibriError(Code.ARGUMENT, f"board {board.name} has no speeds: --want has no answer; calibrate it")
-        return Answer(board, ram, budget, plan, None, [])
+        return Answer(board, memory.ram_bytes, memory.budget_bytes, plan, None, [])
     work = model_work(model, args.kv)
     prediction = predict(work, board, plan, args.storage, args.position, args.hit)
     sides = wanted(work, board, plan, prediction, args.want) if args.want is not None else []
-    return Answer(board, ram, budget, plan, prediction, sides)
+    return Answer(board, memory.ram_bytes, memory.budget_bytes, plan, prediction, sides)
 
 
 # --------------------------------------------------------------------------- text
+
+
+def unsold(board: Board, ram: int) -> str | None:
+    """What to say when a board does not exist with so much RAM: the plan holds, the purchase does not."""
+    if ram in (size * MIB for size in board.ram_sizes_mib):
+        return None
+    known = ", ".join(f"{size / 1024:g}" for size in board.ram_sizes_mib)
+    return f"{board.name} is not sold with {ram / (1 << 30):.4g} GiB of RAM, but with {known}"
+
+
+def print_notes(answer: MemoryAnswer) -> None:
+    """Say on stderr what the plan takes for granted."""
+    note = unsold(answer.board, answer.ram_bytes)
+    if note is not None:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def rounded(value: float) -> str:
+    """A prediction for people, three significant digits: the figures behind it have no more. 9108.13 is 9,110."""
+    if value <= 0:
+        return "0"
+    digits = 2 - math.floor(math.log10(value))
+    near = round(value, digits)
+    return f"{near:,.{max(0, 2 - math.floor(math.log10(near)))}f}"
 
 
 def _mib(size: int) -> str:
@@ -188,7 +248,7 @@ def _plan_text(answer: Answer) -> Iterator[str]:
     yield _row("activations", plan.activation_bytes)
     yield _row("tables", plan.table_bytes)
     if plan.residency == "stream":
-        yield _row("expert slots", plan.slots_bytes, f"{plan.expert_slots} of {plan.slot_bytes:,}")
+        yield _row("expert slots", plan.slots_bytes, f"{plan.expert_slots} slots, {plan.slot_bytes:,} bytes each")
         yield _row("I/O", plan.io_stack_bytes, f"{plan.io_threads} threads")
     yield _row("stacks", plan.stack_bytes)
     yield _row("process", plan.process_bytes)
@@ -209,7 +269,7 @@ _LIMITS = {
 
 
 def _seconds(value: float) -> str:
-    return f"{value * 1e3:.0f} ms" if value < 10 else f"{value:.1f} s"
+    return f"{rounded(value * 1e3)} ms" if value < 1 else f"{rounded(value)} s"
 
 
 def _prediction_text(answer: Answer, p: Prediction) -> Iterator[str]:
@@ -218,13 +278,15 @@ def _prediction_text(answer: Answer, p: Prediction) -> Iterator[str]:
     assert board.compute is not None
     bases = {board.bandwidth.basis, board.compute.basis, board.storages[p.storage].basis}
     yield f"predicted, not measured (model on {p.storage}; the board's figures are {', '.join(sorted(bases))})"
-    yield f"  tokens per second       {p.tokens_per_second:>16.2f}  predicted, behind {p.position} tokens"
+    yield f"  tokens per second       {rounded(p.tokens_per_second):>16}  predicted, behind {p.position} tokens"
     limit = f"{_LIMITS[p.limit]}"
     if relief(plan, p) == "RAM":
         limit += f", for want of RAM: {_mib(plan.recommended_bytes)} hold every expert"
     yield f"  limited by              {limit}"
-    parts = ", ".join(f"{name} {getattr(p.seconds, name) * 1e3:.1f}" for name in ("dram", "compute", "flash", "steps"))
-    yield f"  ms per token            {p.seconds.total * 1e3:>16.1f}  alone: {parts}"
+    parts = ", ".join(
+        f"{name} {rounded(getattr(p.seconds, name) * 1e3)}" for name in ("dram", "compute", "flash", "steps")
+    )
+    yield f"  ms per token            {rounded(p.seconds.total * 1e3):>16}  alone: {parts}"
     yield f"  bytes per token         {p.active_bytes:>16,}  read from DRAM"
     if plan.residency == "stream":
         yield f"  hit rate                {p.hit_rate:>16.3f}  {p.hit_source}"
@@ -281,6 +343,7 @@ def plan_command(args: argparse.Namespace) -> int:
         raise ColibriError(Code.ARGUMENT, "give --board NAME or FILE.toml; colibri plan --list-boards shows the names")
     with open_model(args.model) as model:
         answer = plan_model(model, args)
+    print_notes(answer)
     if args.json:
         print(json.dumps(answer.as_json(), indent=1))
     else:

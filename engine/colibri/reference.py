@@ -44,6 +44,7 @@ from colibri._spec import (
     SharedGate,
 )
 from colibri.errors import ColibriError
+from colibri.files import refuse_output, write_file
 from colibri.format import ModelFile, TensorEntry, open_model
 from colibri.operators import F32, I8, I32, Quantized, UnsupportedError
 from colibri.records import LayerRecords
@@ -594,7 +595,7 @@ def golden_case(
 
 
 def write_golden(path: Path, root: bytes, cases: Sequence[dict[str, Any]]) -> None:
-    """Write a golden file: temporary file, fsync, rename."""
+    """Write a golden file; it appears when it is complete."""
     document = {"format": GOLDEN_FORMAT, "root": root.hex(), "cases": list(cases)}
     text = json.dumps(document, ensure_ascii=False, indent=1) + "\n"
     if len(cases) > spec.MAX_GOLDEN_CASES or len(text.encode()) > spec.MAX_GOLDEN_BYTES:
@@ -603,17 +604,7 @@ def write_golden(path: Path, root: bytes, cases: Sequence[dict[str, Any]]) -> No
             f"{path}: {len(cases)} cases, {len(text.encode())} bytes; devices read {spec.MAX_GOLDEN_CASES} cases in "
             f"{spec.MAX_GOLDEN_BYTES} bytes: give fewer or shorter prompts",
         )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise ColibriError(Code.IO, f"{path}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_file(path, text.encode())
 
 
 def add_golden_arguments(parser: argparse.ArgumentParser) -> None:
@@ -640,6 +631,7 @@ def golden_command(args: argparse.Namespace) -> int:
     if not prompts:
         raise ColibriError(Code.ARGUMENT, "no prompt; give -p TEXT, --chat-prompt TEXT or --ids")
     target = Path(args.output) if args.output else golden_path(args.model)
+    refuse_output(target, (Path(args.model),))
     refuse_golden_of_others(target, Path(args.model))
     model = ReferenceModel(args.model)
     tokenizer = model.tokenizer()

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colibri._spec import Code
-from colibri.errors import ColibriError
-from colibri.files import read_regular, sync_folder
+from colibri.errors import ColibriError, WriteError
+from colibri.files import read_regular, sync_folder, writing
 
 FORMAT = "colibri-partial-1"
 MAX_JOURNAL_BYTES = 1 << 30  # half a million extents, each with three tensors
@@ -86,7 +86,7 @@ class Journal:
             if descriptor >= 0:
                 os.close(descriptor)
             if isinstance(error, OSError):
-                raise ColibriError(Code.OPEN, f"{error.filename or self.partial}: {error.strerror}") from error
+                raise WriteError(Path(error.filename or self.partial), error, Code.OPEN) from error
             raise
         return descriptor
 
@@ -142,7 +142,8 @@ class Journal:
         """Note that an extent is complete."""
         table = {"extent": extent, "sha256": digest.hex(), "errors": self.errors_of()}
         data = json.dumps(table).encode() + b"\n"
-        self._end += os.pwrite(self._file, data, self._end)
+        with writing(self.path):
+            self._end += os.pwrite(self._file, data, self._end)
 
     def close(self) -> None:
         """Close the journal; its files stay."""

@@ -28,6 +28,7 @@ from colibri.files import (
     read_regular,
     refuse_output,
     sync_folder,
+    writing,
 )
 from colibri.format import HEADER, NO_HASH, ModelFile, SectionEntry, encode_section, open_model, sha256
 from colibri.records import round_up
@@ -130,10 +131,7 @@ def _golden_text(model: ModelFile, root: bytes) -> bytes | None:
 @contextlib.contextmanager
 def _temporary(target: Path) -> Iterator[tuple[Path, int]]:
     """A new file beside the target, removed when it was not renamed."""
-    try:
-        descriptor, path = create_temporary(target)
-    except OSError as error:
-        raise ColibriError(Code.OPEN, f"{target}: {error.strerror}") from error
+    descriptor, path = create_temporary(target)
     try:
         yield path, descriptor
     finally:
@@ -154,7 +152,10 @@ def _copy_body(model: ModelFile, descriptor: int) -> None:
     source = open_regular(model.path)
     try:
         while offset < end:
-            part = os.pread(source, min(_COPY_BYTES, end - offset), offset)
+            try:
+                part = os.pread(source, min(_COPY_BYTES, end - offset), offset)
+            except OSError as error:
+                raise ColibriError(Code.IO, f"{model.path}: {error.strerror}", offset) from error
             if not part:
                 raise ColibriError(Code.IO, f"{model.path} became shorter while read", offset)
             _put(descriptor, part, offset)
@@ -175,7 +176,11 @@ def _write(
     refuse_output(beside)
     refuse_golden_of_others(beside, target)
     try:
-        with _temporary(target) as (path, descriptor), _temporary(beside) as (golden_file, golden_descriptor):
+        with (
+            writing(target),
+            _temporary(target) as (path, descriptor),
+            _temporary(beside) as (golden_file, golden_descriptor),
+        ):
             _put(descriptor, page, 0)
             _copy_body(model, descriptor)
             end = _body_end(model)
@@ -194,8 +199,10 @@ def _write(
             if golden is not None:
                 golden_file.replace(beside)
             sync_folder(target)
-    except OSError as error:
-        raise ColibriError(Code.IO, f"{target}: {error.strerror}") from error
+    except ColibriError as error:
+        if error.file is not None:
+            error.file = model.path  # what was copied is as damaged as the model
+        raise
 
 
 def sign_model(source: Path, key: Path, target: Path, with_golden: bool = True) -> SignReport:

@@ -14,10 +14,10 @@ from pathlib import Path
 from colibri._spec import Code
 from colibri.boards import MIB
 from colibri.errors import ColibriError
-from colibri.files import write_file
+from colibri.files import write_file, writing
 from colibri.format import open_model
 from colibri.plan import PROCESS_BYTES, MemoryPlan
-from colibri.plan_command import add_plan_arguments, plan_model
+from colibri.plan_command import add_memory_arguments, plan_memory, print_notes
 
 CONFIGURATION = "colibri.conf"
 DROP_IN = "memory.conf"
@@ -76,8 +76,8 @@ def drop_in(limit: int) -> str:
 
 
 def add_units_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `colibri units`: those of `colibri plan`, and where to."""
-    add_plan_arguments(parser)
+    """The options of `colibri units`: those of the memory plan, and where to."""
+    add_memory_arguments(parser)
     parser.add_argument(
         "--output-dir", type=Path, required=True, metavar="DIR", help="colibri.conf and the drop-ins go there"
     )
@@ -95,14 +95,17 @@ def units_command(args: argparse.Namespace) -> int:
     if args.sessions > 1:
         raise ColibriError(Code.ARGUMENT, f"--sessions {args.sessions}; the service computes for one client at a time")
     with open_model(args.model) as model:
-        plan = plan_model(model, args).plan
+        answer = plan_memory(model, args)
+    print_notes(answer)
+    plan = answer.plan
     limit = memory_max(plan)
     options = options_of(plan, args.max_text)
     text = settings(args.device_model, options, args.serve_options, args.health_options, limit)
     files = {args.output_dir / CONFIGURATION: text}
     files |= {args.output_dir / f"{name}.d" / DROP_IN: drop_in(limit) for name in SERVICES}
     for path, content in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content.encode())
         print(path)
     return 0

@@ -2,7 +2,7 @@
 """Who signed a model: public keys, the check of a signature, and the policy of `colibri verify`.
 
 Reading keys and files needs nothing; checking a signature needs the package cryptography
-(`colibri-moe[sign]`).
+(the extra `sign`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import base64
 import binascii
 import hashlib
 import os
+import re
 from pathlib import Path
 
 from colibri import _spec as spec
 from colibri._spec import Code, Section
-from colibri.errors import ColibriError
+from colibri.errors import ColibriError, MissingPackage
 from colibri.files import parse_json, read_regular
 from colibri.format import ModelFile, open_model
 from colibri.signature import NO_GOLDEN, Signature, key_id
@@ -79,9 +80,7 @@ def need_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
-        raise ColibriError(
-            Code.SIGNATURE, "signatures need the package cryptography; install colibri-moe[sign]"
-        ) from error
+        raise MissingPackage("signatures need", "cryptography", "sign") from error
 
 
 def _weak_point(encoded: bytes) -> bool:
@@ -237,14 +236,20 @@ def verify_command(args: argparse.Namespace) -> int:
     """`colibri verify`."""
     public_key = None if args.public_key is None else load_public_key(args.public_key)
     signed_only = args.signed_only or environment_word(SIGNED_ONLY_VARIABLE)
+    expected = None if args.root is None else args.root.lower()
+    if expected is not None and re.fullmatch("[0-9a-f]{64}", expected) is None:
+        raise ColibriError(
+            Code.ARGUMENT, f"--root {args.root!r} is no root hash; give the 64 hexadecimal digits of `colibri inspect`"
+        )
     with open_model(args.model) as model:
-        if args.root is not None and args.root.lower() != model.root.hex():
+        if expected is not None and expected != model.root.hex():
             raise ColibriError(Code.ROOT_MISMATCH, f"{args.model} has the root {model.root.hex()}, not {args.root}")
         signature = check_signature(model, public_key, signed_only)
         golden = check_golden(model, signature)
-        report = model.verify()
+        model.verify()
         state = "none" if signature is None else "unchecked" if public_key is None else "verified"
-        print(f"{args.model}: ok, {report.hashed_bytes:,} bytes in {report.chunks} chunks, root {model.root.hex()}")
+        counted = f"{model.file_bytes:,} bytes with {len(model.extents)} extents"  # as colibrictl counts
+        print(f"{args.model}: ok, {counted}, root {model.root.hex()}")
         print(f"signature: {state}" + ("" if signature is None else f" key_id={signature.key_id.hex()}"))
         if golden:
             print(f"golden results: {golden_path(model.path)} is what was signed with the model")

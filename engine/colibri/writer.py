@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from colibri import _spec as spec
 from colibri._spec import Code, DType, ExtentKind, Layout, Role, Scope, Section
-from colibri.errors import ColibriError
+from colibri.errors import ColibriError, WriteError
 from colibri.files import create_temporary, refuse_output, sync_folder
 from colibri.format import (
     HASHED_SECTIONS,
@@ -220,7 +220,7 @@ class ModelWriter:
             os.ftruncate(self._descriptor, self.file_bytes)
         except OSError as error:
             self._discard()
-            raise ColibriError(Code.OPEN, f"{self.path}: {error.strerror}") from error
+            raise WriteError(self.path, error, Code.OPEN) from error
         except BaseException:
             self._discard()
             raise
@@ -236,7 +236,7 @@ class ModelWriter:
             if kind is None:
                 self._finish()
         except OSError as failure:
-            raise ColibriError(Code.IO, f"{self.path}: {failure.strerror}") from failure
+            raise WriteError(self.path, failure) from failure
         finally:
             self._discard()
 
@@ -289,7 +289,7 @@ class ModelWriter:
                 done = os.pwrite(self._descriptor, view[:_COPY_BYTES], offset)
                 view, offset = view[done:], offset + done
         except OSError as error:
-            raise ColibriError(Code.IO, f"{self.path}: {error.strerror}", offset) from error
+            raise WriteError(self.path, error, Code.IO, offset) from error
 
     def _extent_index(self, slot: Slot) -> int:
         """Position of the slot's extent in the directory."""

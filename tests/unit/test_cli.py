@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from colibri.plan import PlanOptions, plan_file
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS = REPOSITORY / "configs" / "models"
 TINY = str(MODELS / "tiny.toml")
+BUILD = Path(os.environ.get("COLIBRI_NATIVE_BUILD", REPOSITORY / "build" / "host"))
 COMMANDS = ("convert", "inspect", "verify", "sign", "plan", "run", "golden")
 
 
@@ -123,7 +125,7 @@ def test_verify_accepts_good_files_and_refuses_damaged_ones(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", str(tiny)]) == 0
-    assert f"ok, {open_model(tiny).verify().hashed_bytes:,} bytes" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith(f"{tiny}: ok, {tiny.stat().st_size:,} bytes with 19 extents, root ")
     data = bytearray(tiny.read_bytes())
     data[open_model(tiny).extent(2, 4).offset + 100] ^= 1
     damaged = tmp_path / "damaged.colibri"
@@ -131,7 +133,54 @@ def test_verify_accepts_good_files_and_refuses_damaged_ones(
     assert main(["verify", str(damaged)]) == 3
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "chunk hash mismatch: chunk 0 of layer 2 expert 4" in captured.err
+    assert captured.err.startswith(f"colibri: {damaged}: chunk hash mismatch: chunk 0 of layer 2 expert 4 does not ")
+    assert captured.err.endswith("; the file is damaged or was changed: copy it again from a source you trust\n")
+
+
+def test_verify_counts_as_the_device_does(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = subprocess.run([BUILD / "colibrictl", "verify", "--json", tiny], capture_output=True, text=True, check=True)
+    device = json.loads(done.stdout)
+    assert main(["verify", str(tiny)]) == 0
+    counted = f"ok, {device['verified_bytes']:,} bytes with {device['verified_extents']} extents, root {device['root']}"
+    assert counted in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("root", ["00", "g" * 64, "0" * 63])
+def test_what_is_no_root_is_a_usage_error(root: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(tiny), "--root", root]) == 2
+    assert f"--root '{root}' is no root hash; give the 64 hexadecimal digits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect", "run"])
+@pytest.mark.parametrize(
+    ("data", "fix"),
+    [
+        (b"", "; copy it again; was the disk full?\n"),
+        (b"a text of some length that is no model", "; give a file that `colibri convert` wrote\n"),
+    ],
+)
+def test_a_refused_model_is_named_with_what_to_do(
+    command: str, data: bytes, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.colibri"
+    path.write_bytes(data)
+    assert main([command, str(path), *(["-p", "x"] if command == "run" else [])]) == 3
+    err = capsys.readouterr().err
+    assert err.count(str(path)) == 1
+    assert command == "run" or err.endswith(fix)  # the library has words of its own
+
+
+def test_a_message_does_not_say_twice_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "none"
+    assert main(["run", str(path), "-p", "x"]) == 1
+    assert capsys.readouterr().err == f"colibri: cannot open {path}: No such file or directory\n"
+
+
+def test_run_takes_sizes_with_endings(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(tiny), "--ids", "1", "-n", "1", "--lock", "off", "--budget", "1M"]) == 4
+    assert "the budget is 1048576" in capsys.readouterr().err
+    for size in ("0", "64M"):
+        assert main(["run", str(tiny), "--ids", "1", "-n", "1", "--lock", "off", "--budget", size]) == 0
 
 
 def test_verify_compares_the_root(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +219,31 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert "exit codes" in text
 
 
+def options_of(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """Help texts by the long name of their option."""
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert "exit codes: 0 ok" in text
+    parts = re.split(r"^  (?=-)", text.split("\noptions:\n")[1], flags=re.MULTILINE)[1:]
+    return {re.findall(r"--[\w-]+", part)[0]: " ".join(part.split()) for part in parts}
+
+
+def test_run_shows_the_default_of_every_option_with_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    options = options_of("run", capsys)
+    without = {"--help", "--prompt", "--ids", "--batch-split", "--public-key"}  # nothing is what they default to
+    without |= {"--chat", "--signed-only", "--ignore-end", "--print-ids", "--logits-sha256"}
+    assert {name for name, text in options.items() if "(default" not in text} == without
+
+
+def test_units_offers_options_of_the_memory_plan_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    plan, units = options_of("plan", capsys), options_of("units", capsys)
+    assert set(plan) - set(units) == {
+        "--storage", "--hit", "--position", "--want", "--json", "--list-boards", "--calibrate", "--storage-file",
+    }  # fmt: skip
+    assert {name: units[name] for name in plan if name in units} == {name: plan[name] for name in plan if name in units}
+
+
 def test_help_names_every_command_and_version_is_the_release(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
@@ -197,7 +271,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(["inspect"], 0), (["verify"], 0), (["golden"], 3), (["convert", "-o", "x"], 3)]
+    ("arguments", "code"), [(["inspect"], 0), (["verify"], 0), (["golden"], 5), (["convert", "-o", "x"], 5)]
 )
 def test_only_conversion_and_the_reference_need_packages(arguments: list[str], code: int, tiny: Path) -> None:
     done = subprocess.run(
@@ -206,7 +280,7 @@ def test_only_conversion_and_the_reference_need_packages(arguments: list[str], c
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     if code:
-        assert "install colibri-moe[" in done.stderr
+        assert "the Python package numpy, which is not installed; pip install numpy, or" in done.stderr
 
 
 def test_output_to_a_closed_pipe_is_no_traceback(tiny: Path) -> None:

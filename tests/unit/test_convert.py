@@ -549,7 +549,7 @@ def test_a_full_or_broken_disk_is_an_error_that_names_the_file(
     with pytest.raises(ColibriError) as caught:
         run_job(job, output, 1, quiet=True)
     monkeypatch.undo()
-    assert caught.value.message == f"{output}: {message}"
+    assert str(caught.value).startswith(f"cannot write {output}: {message}")
     assert caught.value.code == code
     assert output.read_bytes() == b"an old file"
     assert [path.name for path in tmp_path.iterdir()] == ["m.colibri"]
@@ -562,7 +562,10 @@ def test_a_limit_of_the_file_size_is_an_error_that_names_the_file(tmp_path: Path
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"colibri: {tmp_path}/m.colibri: File too large\n"
+    assert done.stderr == (
+        f"colibri: cannot write {tmp_path}/m.colibri: File too large; raise the limit of file sizes (ulimit -f), or "
+        "give a path on another file system\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -596,7 +599,7 @@ def test_small_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch
     target = tmp_path / "report.json"
     write_file(target, b"one")
     failing(monkeypatch, "fsync", errno.ENOSPC)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(ColibriError, match=rf"^cannot write {target}: No space left on device; free space, or"):
         write_file(target, b"two")
     monkeypatch.undo()
     assert target.read_bytes() == b"one"

@@ -57,3 +57,12 @@ def test_what_was_tampered_with_is_made_again(script: ModuleType, tmp_path: Path
     make(script, tmp_path)
     assert (model.parent / name).read_text() == f"made by {again}"
     assert script.calls == ["convert", "golden", again]
+
+
+def test_what_came_from_the_cache_is_told_from_what_was_made(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(script, tmp_path)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("models: small.colibri 15 bytes, made (")
+    make(script, tmp_path)
+    assert capsys.readouterr().out.startswith("models: small.colibri 15 bytes, from the cache (")

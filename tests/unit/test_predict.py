@@ -19,7 +19,7 @@ from colibri.cli import main
 from colibri.errors import ColibriError
 from colibri.format import open_model
 from colibri.plan import MemoryPlan, PlanOptions, plan_file
-from colibri.plan_command import parse_size, reserve_of
+from colibri.plan_command import parse_size, reserve_of, rounded
 from colibri.predict import (
     LayerWork,
     Machine,
@@ -279,7 +279,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int
 
 def test_plan_prints_memory_mode_and_prediction(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, model, "--board", "rk3588", "--ram", "1.5G", "--storage", "emmc", "-c", "64")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "note: rk3588 is not sold with 1.5 GiB of RAM, but with 4, 8, 16, 32\n")
+    assert run(capsys, model, "--board", "rk3588", "--ram", "8G")[2] == ""
     with open_model(model) as file:
         plan = plan_file(file, PlanOptions(context_tokens=64, threads=4))
     for part in (
@@ -307,6 +308,7 @@ def test_plan_streams_within_a_budget_and_names_missing_ram(model: Path, capsys:
     code, out, _ = run(capsys, *arguments[:-1])
     assert "residency: stream, 5 of 16 experts in memory" in out
     assert "for want of RAM" in out
+    assert f"  5 slots, {plan.slot_bytes:,} bytes each\n" in out
 
 
 def test_plan_below_the_floor_is_refused_with_the_number(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -394,6 +396,22 @@ def test_boards_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_sizes_have_endings(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (9108.13, "9,110"),
+        (999.6, "1,000"),
+        (123.4, "123"),
+        (12.34, "12.3"),
+        (9.996, "10.0"),
+        (0.01234, "0.0123"),
+        (0, "0"),
+    ],
+)
+def test_predictions_are_shown_with_three_digits(value: float, text: str) -> None:
+    assert rounded(value) == text
 
 
 def test_the_system_keeps_48_mib_and_a_share() -> None:

@@ -251,6 +251,7 @@ def test_a_damaged_model_is_not_signed(workshop: Workshop, tmp_path: Path) -> No
     with pytest.raises(ColibriError) as caught:
         sign_model(damaged, workshop.key, tmp_path / "s.colibri")
     assert caught.value.code in (Code.CHUNK_MISMATCH, Code.PADDING)
+    assert caught.value.file == damaged  # not the copy under a temporary name
     assert [p.name for p in tmp_path.iterdir()] == ["damaged.colibri"]
 
 
@@ -581,13 +582,16 @@ def test_the_attacks_are_refused_for_their_change_alone(workshop: Workshop, tmp_
 
 
 def test_without_cryptography_a_check_is_refused_and_reading_goes_on(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert main(["verify", str(workshop.signed)]) == 0
     assert "unchecked" in capsys.readouterr().out
-    assert main(["verify", str(workshop.signed), "--public-key", str(workshop.public)]) == 3
-    assert "colibri-moe[sign]" in capsys.readouterr().err
+    assert main(["verify", str(workshop.signed), "--public-key", str(workshop.public)]) == 5
+    err = capsys.readouterr().err
+    assert err.startswith("colibri: signatures need the Python package cryptography, which is not installed; pip ")
+    assert main(["sign", str(workshop.model), "-k", str(workshop.key), "-o", str(tmp_path / "s")]) == 5
+    assert capsys.readouterr().err == err
 
 
 # ---- builds -------------------------------------------------------------------------------------
