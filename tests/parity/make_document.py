@@ -39,11 +39,11 @@ MIDDLE = """
 Known and refused by name (a conversion says what the router is and which families are ready): {refused}.
 
 ## Tokenizers
-| kind | from | families that publish it | compared with |
-|---|---|---|---|
-| byte-level BPE; pre-tokenizers gpt2, smollm, llama3, qwen2 | tokenizer.json; GGUF `gpt2` | Granite, OLMoE, Qwen (with --drop-nfc) | `tokenizers` |
-| BPE of characters with byte_fallback; Prepend and Replace, or Metaspace | tokenizer.json | Mixtral, LLaMA-MoE | `tokenizers`; chats with `transformers` |
-| the same by scores | SentencePiece file of type BPE; GGUF `llama` | Mixtral, LLaMA-MoE | `sentencepiece`; GGUF with the file |
+| kind | from | compared with |
+|---|---|---|
+| byte-level BPE; pre-tokenizers gpt2, smollm, llama3, qwen2 | tokenizer.json; GGUF `gpt2` | `tokenizers` |
+| BPE of characters with byte_fallback (Mixtral, LLaMA-MoE) | tokenizer.json | `tokenizers`; chats with `transformers` |
+| the same by scores | SentencePiece file of type BPE; GGUF `llama` | `sentencepiece`; GGUF with the file |
 
 Equal ids for texts in some twenty scripts, emoji with joiners and skin tones, code, runs of white space, control
 characters, a word of 100,000 characters and an empty text, with vocabularies trained in the test
