@@ -168,8 +168,10 @@ def main() -> int:
         print(f"{folder} is not empty; give a folder of its own", file=sys.stderr)
         return 2
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    found = [measure(folder, int(layers)) for layers in sys.argv[2:] or ("1", "3")]
-    print(json.dumps(found, indent=1))
+    found = []
+    for layers in sys.argv[2:] or ("1", "3"):
+        found.append(measure(folder, int(layers)))
+        print(json.dumps(found[-1]), flush=True)
     if len(found) > 1:
         low, high = found[0], found[-1]
         peaks = [max(row[part]["peak_mib"] for part in ("whole", "killed", "resumed")) for row in (low, high)]
