@@ -116,8 +116,9 @@ embedded-demo: setup setup-demo engine-musl ## a static AArch64 program with a m
 	@$(VENV)/python tests/bench/embedded.py --run
 
 .PHONY: bench bench-arm bench-kernels bench-memory bench-open bench-peer bench-plan bench-cache bench-telemetry bench-verify bench-look-ahead
-bench: setup-demo engine $(if $(PEER),bench-peer) ## decode and prefill of three sizes, beside llama.cpp with PEER=1
+bench: setup-demo engine $(if $(PEER),bench-peer) ## decode and prefill of three sizes, beside llama.cpp with PEER=1; an expert beside OpenBLAS
 	@PYTHONPATH=engine $(VENV)/python tests/bench/speed.py
+	@PYTHONPATH=engine $(VENV)/python tests/bench/gemv.py
 bench-memory: setup-demo engine $(if $(PEER),bench-peer) ## models larger than memory, start-up, tail of token times (root)
 	@PYTHONPATH=engine $(VENV)/python tests/bench/memory.py
 bench-plan: setup-demo engine ## predictions of colibri plan against measurements (root)

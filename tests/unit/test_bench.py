@@ -22,6 +22,8 @@ BENCH = Path(__file__).resolve().parents[1] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import cgroups  # noqa: E402
+import gemv  # noqa: E402
+import plot  # noqa: E402
 import results  # noqa: E402
 import shapes  # noqa: E402
 import speed  # noqa: E402
@@ -187,7 +189,10 @@ def test_ratios_are_those_of_neighbours_and_figures_the_best() -> None:
     decode, prefill = rows["decode t matched, 2 threads"], rows["prefill t matched, 2 threads"]
     assert (decode["ours"], decode["peer"], decode["ratio"], decode["spread"]) == (30, 20, 1, 1)
     assert (prefill["ours"], prefill["ratio"]) == (300, 2)
-    assert decode["share"] == pytest.approx(shapes.active_bytes(shapes.SHAPES["t"], "matched") * 30 / 1e10)
+    position = speed.PREFILL_TOKENS + speed.WARM_TOKENS + speed.DECODE_TOKENS["t"] // 2
+    trial = shapes.SHAPES["t"]
+    read = shapes.active_bytes(trial, "matched") + position * trial.layers * 2 * trial.kv_heads * trial.head_dim * 2
+    assert decode["share"] == pytest.approx(read * 30 / 1e10)
     assert decode["note"] == "8 barriers per token"
 
 
@@ -206,6 +211,42 @@ def run(command: list[str | Path]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_the_committed_plot_is_what_the_script_makes_of_the_figures() -> None:
+    rows = json.loads(plot.RECORDED.read_text(encoding="utf-8"))
+    assert plot.PLOT.read_text(encoding="utf-8") == plot.draw(rows)
+    changed = [{**row, "ratio": row["ratio"] + 0.1} for row in rows]
+    assert plot.draw(changed) != plot.draw(rows)
+
+
+def test_every_figure_of_the_plot_stands_in_the_document() -> None:
+    document = (plot.PLOT.parent / "benchmarks.md").read_text(encoding="utf-8")
+    table = [[cell.strip() for cell in line.split("|")] for line in document.splitlines() if line.startswith("| ")]
+    rows = json.loads(plot.RECORDED.read_text(encoding="utf-8"))
+    ratios = {cells[1]: cells[5] for cells in table if len(cells) > 6}
+    assert {row["name"]: f"{row['ratio']:.2f}" for row in rows}.items() <= ratios.items()
+
+
+def test_the_plot_keeps_only_rows_that_were_compared() -> None:
+    row = {"goal": 2.0, "ours": 30.04, "peer": 10.0, "ratio": 3.0044, "commit": "0000000", "samples": {}}
+    speeds = {"prefill c": {**row, "ratio": None}, "prefill a": row, "decode a": {**row, "goal": None}}
+    kept = plot.keep({"tables": {"speed": speeds}})
+    found = [(row["name"], row["goal"], row["ratio"]) for row in kept]
+    assert found == [("decode a", None, 3.004), ("prefill a", 2.0, 3.004)]
+    with pytest.raises(plot.PlotError, match="make bench PEER=1"):
+        plot.keep({"tables": {}})
+
+
+def test_the_kernel_figures_are_those_of_the_best_instruction_set() -> None:
+    line = "  matmul_int4   1 token  {} {:8.2f} GB/s {:8.2f} GMAC/s"
+    text = "\n".join(
+        ["ref:", line.format(" memory", 1, 2), line.format(" cached", 3, 4), "avx2:", line.format(" memory", 5, 6),
+         "  matmul_int4   4 tokens  cached     9.00 GB/s     9.00 GMAC/s", line.format(" cached", 7, 8), "done"]
+    )  # fmt: skip
+    assert gemv.parse_kernels(text) == {"isa": "avx2", "memory": 6.0, "cached": 8.0}
+    with pytest.raises(gemv.BlasError, match="no int4 rows"):
+        gemv.parse_kernels("avx2:\n")
 
 
 def test_bench_counts_what_it_was_asked_for(trial: Path) -> None:

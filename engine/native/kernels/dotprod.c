@@ -325,7 +325,7 @@ static void int4_piece(const uint8_t *w, size_t panels, const struct cb_quantize
     w += first * CB_INT4_BLOCK_BYTES;
     for (size_t p = 0; p < panels; p++, y += ROWS, blocks -= groups) {
         /* two blocks behind the last pair are read, too: at the end of w a copy has them */
-        const size_t inside = blocks >= 2 * pairs + 2 ? pairs : (blocks - 1) / 2 - (blocks > 2);
+        const size_t safe = blocks / 2 - (blocks > 1), inside = pairs < safe ? pairs : safe;
         struct f8 acc = first == 0 ? zero8() : load8(y);
         if (inside > 0)
             acc = int4_pairs(acc, w, prepared, inside);

@@ -825,6 +825,7 @@ static void bench(const struct cb_kernels *k)
         perror("checkkernels: mmap");
         exit(1);
     }
+    (void)madvise(w, BENCH_BYTES, MADV_HUGEPAGE); /* as the engine asks for its weights */
     memset(w, 0x11, BENCH_BYTES);
     printf("%s:\n", k->isa);
     bench_stream(w);
