@@ -92,11 +92,11 @@ class WriteError(ColibriError):
 class MissingPackage(ColibriError):
     """A Python package that is not installed: this machine lacks it, no model is at fault."""
 
-    def __init__(self, what: str, package: str, extra: str) -> None:
+    def __init__(self, what: str, package: str, extra: str, otherwise: str = "") -> None:
         super().__init__(
             Code.UNSUPPORTED,
             f"{what} the Python package {package}, which is not installed; pip install {package}, or in the source "
-            f"folder pip install './engine[{extra}]'",
+            f"folder pip install './engine[{extra}]'" + (f", or {otherwise}" if otherwise else ""),
         )
 
     @property

@@ -7,6 +7,7 @@ Standard library only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -136,11 +137,15 @@ def refuse_output(output: Path, sources: Iterable[Path] = ()) -> None:
 
 def _refuse_folder(output: Path) -> None:
     """Refuse an output in a folder in which no file can be made: every output is a new file until it is renamed."""
-    descriptor, path = create_temporary(output)
-    try:
-        path.unlink()
-    finally:
-        os.close(descriptor)
+    with writing(output, Code.OPEN):
+        try:
+            # Without a name: nothing stays, whenever the command is interrupted.
+            os.close(os.open(output.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise
+            if not os.access(output.parent, os.W_OK | os.X_OK, effective_ids=True):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from error
 
 
 # --------------------------------------------------------------------------- output

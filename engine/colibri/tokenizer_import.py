@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from colibri import tokenizer_sentencepiece as sentencepiece
 from colibri._spec import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, Code, Pretokenizer, TokenizerFlag
 from colibri._unicode import CLASS_RANGES, UNICODE_VERSION
-from colibri.errors import ColibriError
+from colibri.errors import ColibriError, MissingPackage
 from colibri.files import load_json, read_regular
 from colibri.tokenizer import Merge, TokenizerSpec
 from colibri.tokenizer_sentencepiece import Spacing, is_marker
@@ -118,11 +118,8 @@ def render_template(template: str, variables: Mapping[str, object], system: str 
         import jinja2.ext
         import jinja2.sandbox
     except ImportError as error:
-        raise ColibriError(
-            Code.UNSUPPORTED,
-            "the checkpoint has a chat template, and jinja2, which renders it, is not installed: install "
-            "colibri-moe[convert], or convert with --no-chat to leave the chat form out",
-        ) from error
+        other = "convert with --no-chat to leave the chat form out"
+        raise MissingPackage("the chat template of the checkpoint needs", "jinja2", "convert", other) from error
 
     def raise_exception(message: str) -> NoReturn:
         raise jinja2.TemplateError(message)

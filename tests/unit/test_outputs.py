@@ -6,8 +6,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from colibri.cli import main
@@ -142,12 +144,39 @@ def test_settings_in_a_folder_that_cannot_be_made_name_their_file(
     assert capsys.readouterr().err.startswith(f"colibri: cannot write {folder}/colibri.conf: Not a directory; give ")
 
 
-def test_a_file_system_without_new_files_is_refused() -> None:
-    with pytest.raises(ColibriError, match=r"^cannot write /proc/self/file: "):
-        refuse_output(Path("/proc/self/file"))
+def without_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that makes no file without a name."""
+    real = os.open
+
+    def refuse(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
 
 
-def test_a_refused_output_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prepare", [lambda _: None, without_names], ids=["new file", "permissions"])
+def test_a_folder_that_others_own_is_refused(
+    prepare: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o555)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)  # permissions do not bind root
+        try:
+            prepare(monkeypatch)
+            fix = "Permission denied; give a path in a folder that you may write to"
+            with pytest.raises(ColibriError, match=f"^cannot write {name}/file: {fix}$"):
+                refuse_output(Path(name) / "file")
+        finally:
+            if root:
+                os.seteuid(0)
+        Path(name).chmod(0o755)
+
+
+def test_an_output_that_can_be_made_is_not_made_yet(tmp_path: Path) -> None:
     refuse_output(tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 
