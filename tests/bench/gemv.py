@@ -74,7 +74,7 @@ def measure_openblas() -> dict[str, Any]:
             best = min(best, time.perf_counter() - begin)
         if not np.allclose(y, weights[-1] @ x, rtol=1e-3, atol=1e-3):
             raise BlasError("sgemm and numpy disagree: it was called wrongly")
-        return count * rows * columns / best / 1e9
+        return float(count * rows * columns / best / 1e9)
 
     matrices = MEMORY_BYTES // (ROWS * COLUMNS * 4)
     memory = np.empty((matrices, ROWS, COLUMNS), np.float32)

@@ -65,12 +65,16 @@ def draw(rows: list[dict[str, Any]]) -> str:
         'font-family="sans-serif">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         text(16, 24, "Speed as a multiple of llama.cpp's, measured in the same run", size=15),
-        text(16, 44, "bar: median ratio of the pairs; black mark: goal; tokens per second, ours and llama.cpp's, behind"),
+        text(
+            16, 44, "bar: median ratio of the pairs; black mark: goal; tokens per second, ours and llama.cpp's, behind"
+        ),
     ]
     bottom = TOP + ROW * len(rows)
     for tick in range(int(LARGEST) + 1):
         x = across(tick)
-        lines.append(f'<line x1="{x}" y1="{TOP}" x2="{x}" y2="{bottom}" stroke="{"#9ca3af" if tick == 1 else "#e5e7eb"}"/>')
+        lines.append(
+            f'<line x1="{x}" y1="{TOP}" x2="{x}" y2="{bottom}" stroke="{"#9ca3af" if tick == 1 else "#e5e7eb"}"/>'
+        )
         lines.append(text(x, bottom + 18, f"{tick}", "middle", "#4b5563"))
     for i, row in enumerate(rows):
         y = TOP + ROW * i
@@ -85,9 +89,9 @@ def draw(rows: list[dict[str, Any]]) -> str:
         lines.append(text(WIDTH - 12, y + 18, f"{row['ours']:,g} : {row['peer']:,g}", "end", "#4b5563"))
     legend = [("reached", "goal reached"), ("missed", "goal missed"), ("none", "no goal")]
     for i, (state, words) in enumerate(legend):
-        x = 16 + 130 * i
-        lines.append(f'<rect x="{x}" y="{bottom + 22}" width="12" height="12" fill="{COLORS[state]}"/>')
-        lines.append(text(x + 18, bottom + 32, words, color="#4b5563"))
+        left = 16 + 130 * i
+        lines.append(f'<rect x="{left}" y="{bottom + 22}" width="12" height="12" fill="{COLORS[state]}"/>')
+        lines.append(text(left + 18, bottom + 32, words, color="#4b5563"))
     return "\n".join([*lines, "</svg>", ""])
 
 
