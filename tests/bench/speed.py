@@ -6,8 +6,9 @@
 Both programs get the same shape, random token ids and as many threads. `matched` is what the peer
 stores too (4-bit weights, a wider head); `default` has an int8 trunk. The bandwidth is what the
 same number of threads reads per second, measured by colibrictl at the end of each of its runs, so
-on both sides of each run of the peer; `share` is the bytes that a token reads, weights and KV
-cache at the middle of the run, times its rate, divided by it. Two threads say something only when their bandwidth is 1.7 times that of one.
+on both sides of each run of the peer; `share` is the bytes that a token reads, weights and KV cache
+at the middle of the run, times its rate, divided by it. Two threads say something only when their
+bandwidth is 1.7 times that of one.
 """
 
 from __future__ import annotations
