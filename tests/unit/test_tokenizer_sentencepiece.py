@@ -376,7 +376,7 @@ def variants(path: Path) -> list[TokenizerSpec]:
     for n, (scheme, template) in enumerate(
         [("never", None), ("always", "<s>{{ messages[0].content }}</s>"), ("first", "a {{ messages[0].content }} b"),
          ("always", "{{ messages[0].content }}"), (None, "<s>a {{ messages[0].content }}é</s> b<s>"),
-         (None, "<s>{{ messages[0].content }} \U0001f426")]
+         (None, "<s>{{ messages[0].content }} \U0001f426"), (None, "<s>{{ messages[0].content }}</s>b")]
     ):  # fmt: skip
         spaces = {} if scheme is None else {"normalizer": None, "pre_tokenizer": metaspace(scheme, n == 3)}
         bos = {"add_bos_token": n % 2 == 1, "bos_token": "<s>"}
@@ -436,6 +436,19 @@ def test_both_readers_give_one_code_for_damaged_sections(tmp_path: Path) -> None
         cases.append(f"section {path} {len(spec.tokens)} {int(code)}")
     assert codes >= {Code.OK, Code.TOKENIZER, Code.UNSUPPORTED}
     assert_agrees("test_tokenizer", cases, tmp_path / "cases.txt")
+
+
+@pytest.mark.parametrize("text", [b"", b"B", b"AA"])
+def test_a_token_that_is_not_its_byte_is_refused_by_both_readers(tmp_path: Path, text: bytes) -> None:
+    spec = TokenizerSpec.from_huggingface(folder(tmp_path))
+    spec.tokens[3 + ord("A")] = text
+    section = spec._pack()
+    with pytest.raises(ColibriError, match="id 68 is not the token of byte 65") as caught:
+        TokenizerSpec.from_section(section)
+    assert caught.value.code == Code.TOKENIZER
+    (tmp_path / "section").write_bytes(section)
+    case = f"section {tmp_path / 'section'} {len(spec.tokens)} {int(Code.TOKENIZER)}"
+    assert_agrees("test_tokenizer", [case], tmp_path / "cases.txt")
 
 
 def test_mutated_sections_keep_the_promises_of_the_fuzz_target(tmp_path: Path) -> None:
