@@ -276,6 +276,7 @@ def test_mutated_files_never_crash_the_reader(tiny: Path, tmp_path: Path) -> Non
 USAGE = {
     "no command": ((), "a command is missing"),
     "unknown command": (("rum",), "unknown command 'rum'; the closest one is 'run'"),
+    "a command like none": (("help", "nothing"), "unknown command 'nothing'; the closest one is 'help'"),
     "unknown option": (("run", "MODEL", "--temprature=1"), "unknown option '--temprature'; the closest one is --temp"),
     "unknown short option": (("run", "MODEL", "-Z"), "unknown option '-Z'"),
     "no model": (("run", "-p", "x"), "MODEL is missing"),
@@ -374,6 +375,38 @@ def test_a_long_text_is_refused_with_the_limit(tiny: Path, tmp_path: Path) -> No
 
 def test_a_missing_prompt_file_is_named(tiny: Path) -> None:
     assert_fails(run("run", tiny, "-f", "/nowhere/prompt.txt"), Code.OPEN, "/nowhere/prompt.txt")
+
+
+@pytest.mark.parametrize("command", [("run", "--telemetry"), ("snapshot", "--output")])
+def test_a_file_that_cannot_be_made_is_refused_before_the_work(command: tuple[str, str], tmp_path: Path) -> None:
+    """The model is not opened: it does not exist."""
+    for path in (tmp_path / "none" / "file", tmp_path):
+        outcome = run(command[0], "no-such-model", "--ids", "1", command[1], path)
+        assert outcome.exit_code in (1, 2)
+        assert f"colibrictl: {path}: " in outcome.err
+    assert_fails(outcome, Code.ARGUMENT, "only an ordinary file is replaced")
+
+
+def test_a_budget_error_names_the_options_and_a_budget_that_works(tiny: Path) -> None:
+    outcome = run("run", tiny, "--ids", "1", "--budget", "100K")
+    assert_fails(outcome, Code.BUDGET, "lower --context (", "), --batch (", "), --max-text (65536) or raise --budget to ")
+    assert "slots" not in outcome.err  # one, or none, is the least already
+    enough = outcome.err.split("raise --budget to ")[1].split()[0]
+    assert run("run", tiny, "--ids", "1", "-n", "1", "--budget", enough).exit_code == 0
+    slots = run("run", tiny, "--ids", "1", "--budget", "100K", "--residency", "stream", "--slots", "3")
+    assert_fails(slots, Code.BUDGET, "--max-text (65536), --slots or raise --budget to ")
+
+
+def test_a_full_context_is_not_said_to_be_raised_beyond_the_model(tiny: Path) -> None:
+    most = str(json.loads(run("info", tiny, "--json").out)["model"]["context_tokens"])
+    full = run("run", tiny, "--ids", IDS, "-n", most, "--context", most, "--ignore-end")
+    assert_fails(full, Code.CONTEXT_FULL, f"the model allows {most}): ask for fewer, reset the session (error")
+    less = run("run", tiny, "--ids", IDS, "-n", most, "--context", "16", "--ignore-end")
+    assert_fails(less, Code.CONTEXT_FULL, "reset the session or raise --context (error")
+
+
+def test_an_option_beyond_the_model_is_named_as_it_was_given(tiny: Path) -> None:
+    assert_fails(run("run", tiny, "--ids", "1", "--context", "100000"), Code.ARGUMENT, "option --context is 100000")
 
 
 def test_a_budget_below_the_plan_is_refused(tiny: Path) -> None:

@@ -153,7 +153,7 @@ def test_the_result_is_a_file_that_every_service_may_read(place: Place, tmp_path
     assert stat.S_IMODE(target.parent.stat().st_mode) == 0o755
     assert list(target.parent.iterdir()) == [target]
     done = subprocess.run(command[:-1], capture_output=True, check=False, env=environment())
-    assert done.stdout.splitlines()[-1].endswith(b"0 errors")
+    assert re.fullmatch(rb"(ok|warn) \(exit code 0\): ok \d+, info \d+, warning \d+, error 0", done.stdout.splitlines()[-1])
     assert json.loads(target.read_text())["exit_code"] == OK
 
 
@@ -196,7 +196,21 @@ def test_a_wrong_token_fails_in_every_case(case: int, place: Place, tmp_path: Pa
     ids[2] ^= 1
     answer = place.with_golden(changed(place, case, ids=ids), tmp_path / "g.json")
     assert (answer.exit_code, answer.failed()) == (TAMPERED, ["golden"])
-    assert answer.check("golden")[1].startswith(f"{case} of 3 cases are right: token 3 is ")
+    found, expected = ids[2] ^ 1, ids[2]
+    detail = f"2 of 3 cases are right; case {case + 1}: token 3 is {found}, expected {expected}"
+    assert answer.check("golden")[1] == detail
+
+
+def test_every_case_is_compared_behind_a_wrong_one(place: Place, tmp_path: Path) -> None:
+    document = place.document
+    for case in (0, 2):
+        ids = list(place.document["cases"][case]["ids"])
+        ids[case + 1] ^= 1
+        document = {**document, "cases": [*document["cases"][:case], {**document["cases"][case], "ids": ids},
+                                          *document["cases"][case + 1 :]]}  # fmt: skip
+    answer = place.with_golden(document, tmp_path / "g.json")
+    assert (answer.exit_code, answer.failed()) == (TAMPERED, ["golden"])
+    assert answer.check("golden")[1].startswith("1 of 3 cases are right; case ")
 
 
 @pytest.mark.parametrize("case", [0, 1, 2])
@@ -402,7 +416,7 @@ def test_the_gate_stays_shut_for_golden_results_that_nobody_wrote(place: Place, 
 def test_golden_results_without_a_case_say_so(place: Place, tmp_path: Path) -> None:
     answer = place.with_golden({**place.document, "cases": []}, tmp_path / "g.json")
     assert answer.exit_code == TAMPERED
-    assert re.fullmatch(r"golden results, byte \d+: there is no case", answer.check("golden")[1])
+    assert re.fullmatch(rf"{tmp_path}/g.json: golden results, byte \d+: there is no case", answer.check("golden")[1])
 
 
 def test_missing_golden_results_fail_unless_nobody_asks_for_them(place: Place, tmp_path: Path) -> None:
@@ -411,6 +425,8 @@ def test_missing_golden_results_fail_unless_nobody_asks_for_them(place: Place, t
     answer = place.run(model=alone)
     assert (answer.exit_code, answer.failed()) == (RUN, ["golden"])
     assert "--no-golden" in answer.check("golden")[1]
+    answer = place.run("--golden", "no-such.json")
+    assert answer.check("golden")[1].startswith("no-such.json: there are no golden results: ")
     answer = place.run("--no-golden", model=alone)
     assert (answer.exit_code, answer.check("golden")) == (OK, ("skipped", "not asked for"))
     assert place.run("--no-golden", "--golden", "g.json").exit_code == USAGE
@@ -520,6 +536,8 @@ def test_an_output_that_cannot_be_written_fails(place: Place, tmp_path: Path) ->
         assert done.returncode in (RUN, USAGE), output
         assert done.stderr.startswith(b"colibrictl: ")
         assert done.stdout == b""
+        assert b"--output FILE puts the result elsewhere" in done.stderr
+        assert b".installing" not in done.stderr
 
 
 def test_the_result_never_replaces_what_is_checked(place: Place) -> None:

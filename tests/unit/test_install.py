@@ -428,7 +428,9 @@ def test_a_bad_model_leaves_the_old_one(
     assert models.run("install", models.old, target).exit_code == 0
     bad = tmp_path / "bad.colibri"
     bad.write_bytes(change(bytearray(models.new.read_bytes())))
-    models.run("install", bad, target).fails(code)
+    outcome = models.run("install", bad, target)
+    outcome.fails(code, f"{bad}: ")
+    assert ".installing: " not in outcome.err  # a name that the user never gave
     assert is_model(target, models.old)
 
 
@@ -452,7 +454,7 @@ def test_targets_that_are_no_files_are_refused(models: Models, target: Path) -> 
     models.run("install", models.new, folder).fails(Code.ARGUMENT, "data is there and is a folder")
     models.run("install", models.new, f"{folder}/").fails(Code.ARGUMENT, "names a folder")
     models.run("install", models.new, f"{folder}/.").fails(Code.ARGUMENT, "names a folder")
-    models.run("install", models.new, folder / "none" / NAME).fails(Code.OPEN, "cannot open its folder")
+    models.run("install", models.new, folder / "none" / NAME).fails(Code.OPEN, "data/none/model.colibri: cannot write into its folder")
     models.run("install", models.new, folder / ("x" * 201)).fails(Code.ARGUMENT, "the name has 201 bytes")
     target.symlink_to(models.old)
     models.run("install", models.new, target).fails(Code.ARGUMENT, "symbolic link")
@@ -568,11 +570,11 @@ def test_too_little_space_is_refused_with_the_numbers(models: Models, target: Pa
     ("fault", "number", "message"),
     [
         ("fallocate:1", errno.ENOSPC, "cannot reserve"),
-        ("write:1", errno.ENOSPC, "cannot write the copy: No space left on device"),
-        ("write:3", errno.EDQUOT, "cannot write the copy"),
-        ("write:2", errno.EFBIG, "cannot write the copy: File too large"),
-        ("openat:1", errno.EROFS, "cannot make the temporary file: Read-only file system"),
-        ("openat:1", errno.EACCES, "cannot make the temporary file: Permission denied"),
+        ("write:1", errno.ENOSPC, "model.colibri: cannot write: No space left on device"),
+        ("write:3", errno.EDQUOT, "cannot write"),
+        ("write:2", errno.EFBIG, "cannot write: File too large"),
+        ("openat:1", errno.EROFS, "data/model.colibri: cannot make a file beside it: Read-only file system"),
+        ("openat:1", errno.EACCES, "data/model.colibri: cannot make a file beside it: Permission denied"),
         ("fsync:1", errno.EIO, "cannot bring it to the disk"),
         ("fsync:2", errno.EIO, "cannot bring it to the disk"),
         ("fchmod:1", errno.EPERM, "cannot set permissions 644"),

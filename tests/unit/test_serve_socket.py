@@ -716,8 +716,12 @@ def test_what_is_no_socket_is_left_alone(tiny: Path, tmp_path: Path) -> None:
 
 def test_buffers_beyond_the_memory_plan_are_refused(tiny: Path, tmp_path: Path) -> None:
     outcome = run("serve", tiny, "--socket", tmp_path / "s", "--clients", "64", "--sandbox", "off")
-    assert_fails(outcome, Code.ARGUMENT, "64 clients", "lower --clients or --max-text")
+    assert_fails(outcome, Code.ARGUMENT, "64 clients", "lower --clients to 13, or --max-text")
+    one_more = run("serve", tiny, "--socket", tmp_path / "s", "--clients", "14", "--sandbox", "off")
+    assert_fails(one_more, Code.ARGUMENT, "14 clients", "lower --clients to 13")
     assert not (tmp_path / "s").exists()
+    with Server(tiny, tmp_path, "--clients", "13"):
+        pass
     with Server(tiny, tmp_path, "--clients", "64", "--max-text", "4K") as server, server.client() as client:
         assert "done" in client.ask(request("a", "a", tokens=1))[-1]
 

@@ -17,22 +17,63 @@ void colibri_model_options_default(colibri_model_options *options)
     options->prefetch_depth = CB_DEFAULT_PREFETCH_DEPTH;
 }
 
-static int check_range(uint32_t *value, uint32_t preset, uint32_t limit, const char *name,
-                       colibri_error *error)
-{
-    if (*value > limit)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
-                       "option %s is %u, must be 0 (default) or 1..%u", name, *value, limit);
-    if (*value == 0)
-        *value = preset;
-    return 0;
-}
+/* What check() looks at: numbers of 1..limit, for which 0 is the preset, and enumerations up to the limit. */
+static const struct {
+    uint16_t offset;
+    uint16_t is_enum;
+    uint32_t preset, limit;
+} checks[] = {
+#define RANGE(name, preset, limit) { offsetof(colibri_model_options, name), 0, preset, limit },
+#define ENUM(name, highest) { offsetof(colibri_model_options, name), 1, 0, highest },
+#define CHECKS                                                    \
+    RANGE(threads, CB_DEFAULT_THREADS, CB_MAX_THREADS)            \
+    RANGE(context_tokens, 0, CB_MAX_CONTEXT_TOKENS)               \
+    RANGE(batch_tokens, CB_DEFAULT_BATCH_TOKENS, CB_MAX_BATCH_TOKENS) \
+    RANGE(max_sessions, 1, CB_MAX_SESSIONS)                       \
+    RANGE(max_text_bytes, CB_DEFAULT_TEXT_BYTES, CB_MAX_TEXT_BYTES) \
+    ENUM(kv, COLIBRI_KV_F32)                                      \
+    RANGE(expert_slots, 0, CB_MAX_EXTENTS)                        \
+    RANGE(io_threads, CB_DEFAULT_IO_THREADS, CB_MAX_IO_THREADS)   \
+    RANGE(prefetch_depth, 0, CB_MAX_TOP_K)                        \
+    ENUM(residency, COLIBRI_RESIDENCY_MAPPED_GUARDED)             \
+    ENUM(direct_io, COLIBRI_DIRECT_IO_OFF)                        \
+    ENUM(verify, COLIBRI_VERIFY_ALWAYS)                           \
+    ENUM(lock, COLIBRI_LOCK_OFF)                                  \
+    ENUM(require_signature, 1)                                    \
+    ENUM(debug_memory, 1)                                         \
+    ENUM(secure_mode, 1)                                          \
+    RANGE(stall_ms, DEFAULT_STALL_MS, MAX_STALL_MS)
+    CHECKS
+#undef RANGE
+#undef ENUM
+};
 
-static int check_enum(uint32_t value, uint32_t highest, const char *name, colibri_error *error)
+/* Parallel to them. */
+static const char names[] =
+#define RANGE(name, preset, limit) #name "\0"
+#define ENUM(name, highest) #name "\0"
+    CHECKS;
+#undef RANGE
+#undef ENUM
+
+static int check(colibri_model_options *options, colibri_error *error)
 {
-    if (value > highest)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
-                       "option %s is %u, the highest known value is %u", name, value, highest);
+    const char *name = names;
+
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
+        uint32_t value, limit = checks[i].limit;
+        char *at = (char *)options + checks[i].offset;
+
+        memcpy(&value, at, sizeof value);
+        if (value > limit)
+            return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+                           checks[i].is_enum ? "option %s is %u, the highest known value is %u"
+                                             : "option %s is %u, must be 0 (default) or 1..%u",
+                           name, value, limit);
+        if (value == 0)
+            memcpy(at, &checks[i].preset, sizeof value);
+        name += strlen(name) + 1;
+    }
     return 0;
 }
 
@@ -52,43 +93,9 @@ int cb_options_resolve(colibri_model_options *out, const colibri_model_options *
                            options->struct_size, sizeof *out);
         *out = *options;
     }
-    code = check_range(&out->threads, cpus < CB_DEFAULT_THREADS ? cpus : CB_DEFAULT_THREADS,
-                       CB_MAX_THREADS, "threads", error);
-    if (code == 0)
-        code = check_range(&out->context_tokens, 0, CB_MAX_CONTEXT_TOKENS, "context_tokens", error);
-    if (code == 0)
-        code = check_range(&out->batch_tokens, CB_DEFAULT_BATCH_TOKENS, CB_MAX_BATCH_TOKENS,
-                           "batch_tokens", error);
-    if (code == 0)
-        code = check_range(&out->max_sessions, 1, CB_MAX_SESSIONS, "max_sessions", error);
-    if (code == 0)
-        code = check_range(&out->max_text_bytes, CB_DEFAULT_TEXT_BYTES, CB_MAX_TEXT_BYTES,
-                           "max_text_bytes", error);
-    if (code == 0)
-        code = check_enum(out->kv, COLIBRI_KV_F32, "kv", error);
-    if (code == 0)
-        code = check_range(&out->expert_slots, 0, CB_MAX_EXTENTS, "expert_slots", error);
-    if (code == 0)
-        code = check_range(&out->io_threads, CB_DEFAULT_IO_THREADS, CB_MAX_IO_THREADS, "io_threads",
-                           error);
-    if (code == 0)
-        code = check_range(&out->prefetch_depth, 0, CB_MAX_TOP_K, "prefetch_depth", error);
-    if (code == 0)
-        code = check_enum(out->residency, COLIBRI_RESIDENCY_MAPPED_GUARDED, "residency", error);
-    if (code == 0)
-        code = check_enum(out->direct_io, COLIBRI_DIRECT_IO_OFF, "direct_io", error);
-    if (code == 0)
-        code = check_enum(out->verify, COLIBRI_VERIFY_ALWAYS, "verify", error);
-    if (code == 0)
-        code = check_enum(out->lock, COLIBRI_LOCK_OFF, "lock", error);
-    if (code == 0)
-        code = check_enum(out->require_signature, 1, "require_signature", error);
-    if (code == 0)
-        code = check_enum(out->debug_memory, 1, "debug_memory", error);
-    if (code == 0)
-        code = check_enum(out->secure_mode, 1, "secure_mode", error);
-    if (code == 0)
-        code = check_range(&out->stall_ms, DEFAULT_STALL_MS, MAX_STALL_MS, "stall_ms", error);
+    if (out->threads == 0 && cpus < CB_DEFAULT_THREADS)
+        out->threads = cpus;
+    code = check(out, error);
     out->debug_memory |= CB_DEBUG_MEMORY_FORCED;
     /* Forced by the build: options may only tighten. */
 #ifdef COLIBRI_PREFETCH_DEPTH

@@ -238,13 +238,12 @@ static void choose(colibri_plan *p, const struct cb_shape *s, const struct cb_fi
 static int refuse(const colibri_plan *p, uint64_t budget, uint32_t text, colibri_error *error)
 {
     return cb_fail(error, COLIBRI_ERR_BUDGET, CB_NO_OFFSET,
-                   "the plan needs %llu bytes (mapped %llu, arena %llu), the budget is %llu, the "
-                   "floor %llu; lower context_tokens (%u), batch_tokens (%u), max_text_bytes (%u) "
-                   "or expert_slots (%u)",
-                   (unsigned long long)p->total_bytes, (unsigned long long)p->mapped_bytes,
-                   (unsigned long long)p->arena_bytes, (unsigned long long)budget,
+                   "the plan needs %llu bytes, the budget is %llu, the floor %llu; lower "
+                   "context_tokens (%u), batch_tokens (%u), max_text_bytes (%u)%s or raise "
+                   "budget_bytes to %llu",
+                   (unsigned long long)p->total_bytes, (unsigned long long)budget,
                    (unsigned long long)p->floor_bytes, p->context_tokens, p->batch_tokens, text,
-                   p->expert_slots);
+                   p->expert_slots > 1 ? ", expert_slots" : "", (unsigned long long)p->total_bytes);
 }
 
 int cb_plan_compute(colibri_plan *p, const struct cb_shape *s, const struct cb_file_sizes *sizes,

@@ -127,9 +127,10 @@ static int check_ids(const colibri_session *s, const void *ids, size_t count, co
                        "colibri_session_append: there must be at least one token id");
     if (count > m->plan.context_tokens - s->position)
         return cb_fail(error, COLIBRI_ERR_CONTEXT_FULL, CB_NO_OFFSET,
-                       "%zu more tokens at position %u exceed the context of %u tokens; reset the "
-                       "session or raise context_tokens (the model allows %u)",
-                       count, s->position, m->plan.context_tokens, m->block.context_tokens);
+                       "%zu more tokens at position %u exceed the context of %u tokens (the model allows %u): "
+                       "ask for fewer, reset the session%s",
+                       count, s->position, m->plan.context_tokens, m->block.context_tokens,
+                       m->plan.context_tokens < m->block.context_tokens ? " or raise context_tokens" : "");
     for (i = 0; i < count; i++) {
         int32_t id;
 

@@ -244,8 +244,7 @@ static int read_prompt(const struct ask_values *values, const char *word, struct
     const char *file = dash ? "-" : values->prompt_file;
 
     if ((word != NULL && !dash) || (values->prompt != NULL) + (values->prompt_file != NULL) + dash != 1) {
-        return colibri_exit_code(
-            ctl_usage_error(NAME, "give one prompt: --prompt TEXT (quote it), --prompt-file FILE or -"));
+        return ctl_usage_error(NAME, "give one prompt: --prompt TEXT (quote it), --prompt-file FILE or -");
     }
     return file != NULL ? ctl_prompt_from_file(NAME, file, CB_MAX_COMMAND_TEXT_BYTES, prompt)
                         : ctl_prompt_from_text(NAME, values->prompt, CB_MAX_COMMAND_TEXT_BYTES, prompt);
@@ -276,7 +275,7 @@ int ctl_command_ask(int argc, char *const *argv)
     int exit_code;
 
     if (code != 0) {
-        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+        return ctl_parsed(code);
     }
     c.path = positionals[0];
     ctl_text_begin(&c.text);

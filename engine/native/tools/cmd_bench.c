@@ -556,7 +556,7 @@ int ctl_command_bench(int argc, char *const *argv)
     int exit_code, finished;
 
     if (code != 0) {
-        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+        return ctl_parsed(code);
     }
     exit_code = ctl_bench(NAME, positionals[0], &model, &values);
     finished = ctl_finish_stdout();

@@ -26,7 +26,7 @@ struct doctor_values {
 
 static const struct ctl_option doctor_options[] = {
     { "json", 'j', CTL_FLAG, AT(json), 0, 0, NULL, NULL, "one JSON object on stdout" },
-    { "root", 0, CTL_TEXT, AT(root), 0, 0, "DIR", "",
+    { "root", 0, CTL_TEXT, AT(root), 0, 0, "DIR", NULL,
       "read /proc, /sys and /boot below DIR; what is probed is still this machine" },
 };
 
@@ -151,7 +151,12 @@ static void print_text(const char *text)
     }
 }
 
-void ctl_doctor_print(const struct ctl_doctor *d)
+const char *ctl_doctor_status(const struct ctl_doctor *d, int exit_code)
+{
+    return exit_code != 0 ? "fail" : count(d, CTL_WARNING) != 0 ? "warn" : "ok";
+}
+
+void ctl_doctor_print(const struct ctl_doctor *d, int exit_code)
 {
     for (size_t i = 0; i < d->count; i++) {
         const struct ctl_check *check = &d->checks[i];
@@ -164,8 +169,8 @@ void ctl_doctor_print(const struct ctl_doctor *d)
         }
         (void)printf("\n");
     }
-    (void)printf("%zu checks: %zu ok, %zu info, %zu warnings, %zu errors\n", d->count, count(d, CTL_OK),
-                 count(d, CTL_INFO), count(d, CTL_WARNING), count(d, CTL_ERROR));
+    (void)printf("%s (exit code %d): ok %zu, info %zu, warning %zu, error %zu\n", ctl_doctor_status(d, exit_code),
+                 exit_code, count(d, CTL_OK), count(d, CTL_INFO), count(d, CTL_WARNING), count(d, CTL_ERROR));
 }
 
 static void print_json(const struct ctl_doctor *d, int exit_code)
@@ -198,7 +203,7 @@ void ctl_doctor_check(struct ctl_doctor *d)
 int ctl_command_doctor(int argc, char *const *argv)
 {
     static struct ctl_doctor d; /* 15 KiB: not for a small stack */
-    struct doctor_values values = { 0 };
+    struct doctor_values values = { .root = "" };
     const struct ctl_group groups[] = {
         { "Output", doctor_options, sizeof doctor_options / sizeof doctor_options[0], &values },
         { "Model (as in run: the plan depends on them)", ctl_model_options, ctl_model_option_count,
@@ -220,7 +225,7 @@ int ctl_command_doctor(int argc, char *const *argv)
     int exit_code, finished;
 
     if (code != 0) {
-        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+        return ctl_parsed(code);
     }
     d.root = values.root;
     d.path = positionals[0];
@@ -231,7 +236,7 @@ int ctl_command_doctor(int argc, char *const *argv)
     if (values.json) {
         print_json(&d, exit_code);
     } else {
-        ctl_doctor_print(&d);
+        ctl_doctor_print(&d, exit_code);
     }
     finished = ctl_finish_stdout();
     return exit_code != 0 ? exit_code : finished;

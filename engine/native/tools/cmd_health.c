@@ -16,6 +16,7 @@
 #include "doctor.h"
 #include "generate.h"
 #include "golden.h"
+#include "log.h"
 #include "model.h"
 #include "options.h"
 #include "output.h"
@@ -62,6 +63,7 @@ static struct health {
     char root[CTL_HEX_BYTES]; /* of the verified model; empty: there is none */
     struct ctl_golden golden;
     size_t right; /* of its cases */
+    size_t wrong; /* the first one that is, counted from 1 */
     bool left_out; /* some of them: the budget does not hold their KV type */
     bool own_kv; /* one of them has the KV type of the service */
     const char *golden_path;
@@ -165,15 +167,16 @@ static int compare_id(void *context, int32_t id, colibri_error *error)
 {
     struct comparison *c = context;
     const struct ctl_golden_case *expected = c->expected;
+    const bool at_end = c->at == expected->id_count;
 
-    c->differs = c->at == expected->id_count || expected->ids[c->at] != id;
+    c->differs = at_end || expected->ids[c->at] != id;
     if (!c->differs) {
         c->at++;
         return 0;
     }
     error->code = COLIBRI_ERR_INTERNAL;
-    (void)snprintf(error->message, sizeof error->message, "token %u is %d, another one than expected",
-                   (unsigned)c->at + 1, (int)id);
+    (void)snprintf(error->message, sizeof error->message, "token %u is %d, expected %d%s",
+                   (unsigned)c->at + 1, (int)id, at_end ? -1 : (int)expected->ids[c->at], at_end ? " (none)" : "");
     return error->code;
 }
 
@@ -211,7 +214,8 @@ static int run_case(colibri_model *model, const struct ctl_golden_case *expected
  * the other one. */
 static int run_cases(struct health *h, colibri_model **model, colibri_error *error)
 {
-    int exit_code = 0;
+    colibri_error later; /* than the first wrong case, which is reported */
+    int exit_code = 0, worst = 0;
 
     for (uint32_t pass = 0; pass < 2; pass++) {
         bool open = pass == 0;
@@ -219,6 +223,7 @@ static int run_cases(struct health *h, colibri_model **model, colibri_error *err
         h->values.kv ^= pass;
         for (size_t i = 0; i < h->golden.count && exit_code == 0; i++) {
             colibri_plan plan = { .struct_size = sizeof plan };
+            colibri_error *reported = worst == 0 ? error : &later;
 
             if (h->golden.cases[i].kv != h->values.kv) {
                 continue;
@@ -229,21 +234,26 @@ static int run_cases(struct health *h, colibri_model **model, colibri_error *err
                 *model = NULL;
                 open = true;
                 h->values.verify = COLIBRI_VERIFY_AUTO; /* every byte was verified */
-                exit_code = ctl_model_try(NAME, h->path, &h->values, model, error);
+                exit_code = ctl_model_try(NAME, h->path, &h->values, model, reported);
                 if (exit_code == EXIT_BUDGET && h->right > 0) {
                     h->left_out = true; /* the service has no memory for them, and was right about its own */
-                    return 0;
+                    return worst;
                 }
             }
             if (exit_code == 0) {
                 (void)colibri_model_plan(*model, &plan);
                 h->plan_bytes = plan.total_bytes > h->plan_bytes ? plan.total_bytes : h->plan_bytes;
-                exit_code = run_case(*model, &h->golden.cases[i], error);
+                exit_code = run_case(*model, &h->golden.cases[i], reported);
                 h->right += exit_code == 0;
+            }
+            if (exit_code == EXIT_TAMPERED) {
+                h->wrong = worst == 0 ? i + 1 : h->wrong;
+                worst = exit_code;
+                exit_code = 0;
             }
         }
     }
-    return exit_code;
+    return worst != 0 ? worst : exit_code;
 }
 
 static int read_golden(struct health *h, const colibri_model *model, char **text, int32_t **ids, colibri_error *error)
@@ -288,7 +298,10 @@ static void compare(struct health *h, colibri_model **model)
     }
     severity = severity_of(h, exit_code);
     if (!known) {
-        (void)ctl_check_add(&h->doctor, "golden", severity, "%s", error.message);
+        (void)ctl_check_add(&h->doctor, "golden", severity, "%.96s: %s", h->golden_path, error.message);
+    } else if (h->wrong != 0) {
+        (void)ctl_check_add(&h->doctor, "golden", severity, "%zu of %zu cases are right; case %zu: %s", h->right,
+                            h->golden.count, h->wrong, error.message);
     } else {
         (void)ctl_check_add(&h->doctor, "golden",
                             severity == CTL_OK && (h->left_out || !h->own_kv) ? CTL_WARNING : severity,
@@ -314,8 +327,8 @@ static void check_peak(struct health *h)
                           h->peak_bytes == 0 || h->plan_bytes == 0
                               ? CTL_INFO /* no /proc, or no plan */
                               : severity_of(h, h->peak_bytes > h->plan_bytes ? EXIT_BUDGET : 0),
-                          "%llu bytes of %llu planned", (unsigned long long)h->peak_bytes,
-                          (unsigned long long)h->plan_bytes);
+                          h->plan_bytes == 0 ? "%llu bytes; nothing is planned" : "%llu bytes of %llu planned",
+                          (unsigned long long)h->peak_bytes, (unsigned long long)h->plan_bytes);
     if (check->severity == CTL_ERROR) {
         ctl_check_fix(check, "start it without preloaded libraries and with a small environment: the plan has no room "
                              "for them");
@@ -347,24 +360,15 @@ static void put_text(struct health *h, const char *text)
     put(h, "\"");
 }
 
-static const char *status_of(int exit_code, size_t warnings)
-{
-    return exit_code != 0 ? "fail" : warnings != 0 ? "warn" : "ok";
-}
-
 static void make_result(struct health *h)
 {
     static const char *const statuses[] = {
         [CTL_OK] = "ok", [CTL_INFO] = "skipped", [CTL_WARNING] = "warn", [CTL_ERROR] = "fail"
     };
-    size_t warnings = 0;
 
-    for (size_t i = 0; i < h->doctor.count; i++) {
-        warnings += h->doctor.checks[i].severity == CTL_WARNING;
-    }
     put(h, RESULT_START "%s\", \"exit_code\": %d, \"root\": \"%s\", \"build\": \"%s\", "
            "\"plan_bytes\": %llu, \"peak_bytes\": %llu, \"seconds\": %.3f, \"checks\": [",
-        status_of(h->exit_code, warnings), h->exit_code, h->root,
+        ctl_doctor_status(&h->doctor, h->exit_code), h->exit_code, h->root,
         colibri_build_info(), (unsigned long long)h->plan_bytes, (unsigned long long)h->peak_bytes, ctl_seconds() - h->start);
     for (size_t i = 0; i < h->doctor.count; i++) {
         const struct ctl_check *check = &h->doctor.checks[i];
@@ -398,6 +402,9 @@ static int open_output(const struct health *h, const char *path, struct ctl_plac
         exit_code = ctl_fail_message(path, COLIBRI_ERR_IO, "cannot remove the result of an earlier check: %s",
                                      strerror(errno));
     }
+    if (exit_code != 0) {
+        ctl_log(LOG_INFO, "--output FILE puts the result elsewhere");
+    }
     return exit_code;
 }
 
@@ -419,7 +426,7 @@ static void finish(struct health *h, const struct health_values *values, const s
     if (fd == STDOUT_FILENO || values->json) {
         (void)fwrite(h->result, 1, h->result_bytes, stdout);
     } else {
-        ctl_doctor_print(&h->doctor);
+        ctl_doctor_print(&h->doctor, h->exit_code);
     }
     find(h, ctl_finish_stdout());
 }
@@ -521,10 +528,10 @@ int ctl_command_health(int argc, char *const *argv)
     int fd = STDOUT_FILENO;
 
     if (code != 0) {
-        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+        return ctl_parsed(code);
     }
     if (values.no_golden && values.golden != NULL) {
-        return colibri_exit_code(ctl_usage_error(NAME, "give --golden or --no-golden"));
+        return ctl_usage_error(NAME, "give --golden or --no-golden");
     }
     h->path = positionals[0];
     (void)ctl_golden_path(h->path, h->golden_beside, sizeof h->golden_beside);

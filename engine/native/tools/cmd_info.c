@@ -299,7 +299,7 @@ int ctl_command_info(int argc, char *const *argv)
     int code = ctl_parse(&command, argc, argv, positionals);
 
     if (code != 0) {
-        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+        return ctl_parsed(code);
     }
     model_values.never_lock = true;
     return positionals[0] == NULL ? print_facts(values.json, NULL)

@@ -253,17 +253,9 @@ static int check_golden_there(struct job *job)
 
 static int write_all(const char *thing, int fd, const char *data, size_t length)
 {
-    while (length > 0) {
-        ssize_t done = write(fd, data, length);
+    colibri_error error;
 
-        if (done > 0) {
-            data += done;
-            length -= (size_t)done;
-        } else if (done < 0 && errno != EINTR) {
-            return ctl_fail_message(thing, COLIBRI_ERR_IO, "cannot write the copy: %s", strerror(errno));
-        }
-    }
-    return 0;
+    return ctl_write(fd, data, length, &error) == 0 ? 0 : ctl_fail(thing, &error);
 }
 
 static bool source_changed(const struct job *job)
@@ -341,6 +333,7 @@ static int verify_copy(struct job *job)
 {
     char path[sizeof job->place.folder_path + CTL_NAME_BYTES];
     colibri_model_info info = { .struct_size = sizeof info };
+    colibri_error error = { .offset = -1 };
     colibri_model *model = NULL;
     int exit_code;
 
@@ -350,7 +343,10 @@ static int verify_copy(struct job *job)
     if (!job->values.quiet && job->in_state.st_size >= 64 << 20) {
         ctl_log(LOG_INFO, "install: verifying %lld MiB", (long long)job->in_state.st_size >> 20);
     }
-    exit_code = ctl_model_open(NAME, path, &job->model_values, &model);
+    exit_code = ctl_model_try(NAME, path, &job->model_values, &model, &error);
+    if (error.code != 0) { /* the copy is what was read */
+        exit_code = ctl_fail(job->source, &error);
+    }
     if (exit_code == 0) {
         (void)colibri_model_info_get(model, &info);
         job->report.struct_size = sizeof job->report;
@@ -554,7 +550,7 @@ int ctl_command_install(int argc, char *const *argv)
     int exit_code;
 
     if (code != 0) {
-        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+        return ctl_parsed(code);
     }
     ctl_model_values_for_verifying(&job.model_values);
     job.model_values.public_key_file = job.values.public_key;

@@ -200,14 +200,14 @@ static int read_prompt(const struct run_values *values, size_t limit_bytes,
         return 0;
     }
     if (sources != 1) {
-        return colibri_exit_code(ctl_usage_error(
+        return ctl_usage_error(
             NAME, sources == 0 ? "there is no prompt: give --prompt, --prompt-file, --ids or -"
                                : "there are %d prompts: give one of --prompt, --prompt-file, --ids, -",
-            sources));
+            sources);
     }
     if (values->ids != NULL && values->chat) {
-        return colibri_exit_code(ctl_usage_error(
-            NAME, "--chat wraps a text, --ids gives ids: use --prompt or leave out --chat"));
+        return ctl_usage_error(
+            NAME, "--chat wraps a text, --ids gives ids: use --prompt or leave out --chat");
     }
     if (values->ids != NULL) {
         return ctl_prompt_from_ids(NAME, values->ids, prompt);
@@ -357,8 +357,8 @@ static int take_stdin_word(struct run_values *values, const char *word)
         return 0;
     }
     if (strcmp(word, "-") != 0 || values->prompt_file != NULL) {
-        return colibri_exit_code(ctl_usage_error(
-            NAME, "unexpected argument '%s': the prompt is given by -p TEXT (quote it)", word));
+        return ctl_usage_error(
+            NAME, "unexpected argument '%s': the prompt is given by -p TEXT (quote it)", word);
     }
     values->prompt_file = word;
     return 0;
@@ -392,7 +392,7 @@ int ctl_command_run(int argc, char *const *argv)
     int exit_code;
 
     if (code != 0) {
-        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+        return ctl_parsed(code);
     }
     exit_code = take_stdin_word(&values, positionals[1]);
     if (exit_code == 0 && values.batch_split != NULL) {
@@ -402,14 +402,17 @@ int ctl_command_run(int argc, char *const *argv)
         exit_code = ctl_sandbox_resolve(NAME, &values.sandbox, CTL_SANDBOX_OFF);
     }
     if (exit_code == 0 && ctl_sandbox_on(&values.sandbox) && values.telemetry != NULL) {
-        exit_code = colibri_exit_code(ctl_usage_error(
+        exit_code = ctl_usage_error(
             NAME, "--telemetry writes a file at the end, which the sandbox does not let be opened: use "
-                  "--sandbox off where nothing forces it, or leave it out"));
+                  "--sandbox off where nothing forces it, or leave it out");
     }
     if (exit_code == 0) {
         const char *const inputs[] = { positionals[0], values.prefix, values.prompt_file };
 
         exit_code = ctl_output_differs(NAME, values.telemetry, inputs, 3);
+    }
+    if (exit_code == 0) {
+        exit_code = ctl_place_check(values.telemetry);
     }
     if (exit_code == 0) {
         exit_code = read_prompt(&values, (size_t)model_values.max_text_bytes, &prompt);

@@ -189,11 +189,11 @@ static int check_expected(const struct selftest_values *values, const char *path
         return 0;
     }
     if (path == NULL) {
-        return colibri_exit_code(ctl_usage_error(NAME, "--expect-sha256 needs MODEL"));
+        return ctl_usage_error(NAME, "--expect-sha256 needs MODEL");
     }
     if (strlen(hex) != CTL_HEX_BYTES - 1 || hex[strspn(hex, "0123456789abcdef")] != '\0') {
-        return colibri_exit_code(ctl_usage_error(
-            NAME, "--expect-sha256: '%.80s' is not a hash of 64 digits 0-9a-f", hex));
+        return ctl_usage_error(
+            NAME, "--expect-sha256: '%.80s' is not a hash of 64 digits 0-9a-f", hex);
     }
     memcpy(expected->hex, hex, CTL_HEX_BYTES);
     return 0;
@@ -224,7 +224,7 @@ int ctl_command_selftest(int argc, char *const *argv)
     int exit_code, finished;
 
     if (code != 0) {
-        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+        return ctl_parsed(code);
     }
     exit_code = check_expected(&values, positionals[0], &expected);
     if (exit_code == 0) {

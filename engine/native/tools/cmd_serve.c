@@ -67,6 +67,8 @@ static const char serve_notes[] =
     "Each line is a request, a flat JSON object; the answer is one line per piece of text and a last one\n"
     "with \"done\" or \"error\". A request that cannot be understood is answered by an error, and the\n"
     "next one is read. Standard input ends the command, SIGTERM the server. See docs/protocol.md.\n"
+    "Weights are verified when first used; --verify open refuses a changed model at the start.\n"
+    "--sandbox auto is kill for a socket.\n"
     "\n"
     "Examples:\n"
     "  colibrictl serve model.colibri --socket /run/colibri/colibri.sock\n"
@@ -179,9 +181,11 @@ static int take_memory(struct service *s)
     if (s->memory_bytes > MAX_BUFFER_BYTES) {
         return ctl_fail_message(NAME, COLIBRI_ERR_ARGUMENT,
                                 "%u clients with prompts of %zu bytes need %zu bytes, the memory plan "
-                                "leaves %u: lower --clients or --max-text",
+                                "leaves %u: lower --clients to %zu, or --max-text",
                                 (unsigned)s->values.clients, s->server.text_limit, s->memory_bytes,
-                                MAX_BUFFER_BYTES);
+                                MAX_BUFFER_BYTES,
+                                (MAX_BUFFER_BYTES - ids - ctl_clients_bytes(0, 0)) /
+                                    (ctl_clients_bytes(1, s->server.line_limit) - ctl_clients_bytes(0, 0)));
     }
     s->memory = mmap(NULL, s->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (s->memory == MAP_FAILED) {
@@ -349,7 +353,7 @@ int ctl_command_serve(int argc, char *const *argv)
     int exit_code;
 
     if (code != 0) {
-        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+        return ctl_parsed(code);
     }
     s.sockets = ctl_listen_wanted(&s.values.listen);
     exit_code = ctl_sandbox_resolve(NAME, &s.sandbox, s.sockets ? CTL_SANDBOX_KILL : CTL_SANDBOX_OFF);

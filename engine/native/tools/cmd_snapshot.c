@@ -45,11 +45,10 @@ static const char snapshot_notes[] =
 static int read_prompt(const struct snapshot_values *values, size_t limit, struct ctl_prompt *prompt)
 {
     if ((values->prompt != NULL) + (values->prompt_file != NULL) + (values->ids != NULL) != 1) {
-        return colibri_exit_code(
-            ctl_usage_error(NAME, "give one of --prompt, --prompt-file and --ids"));
+        return ctl_usage_error(NAME, "give one of --prompt, --prompt-file and --ids");
     }
     if (values->output == NULL) {
-        return colibri_exit_code(ctl_usage_error(NAME, "--output FILE is missing"));
+        return ctl_usage_error(NAME, "--output FILE is missing");
     }
     if (values->ids != NULL) {
         return ctl_prompt_from_ids(NAME, values->ids, prompt);
@@ -112,10 +111,13 @@ int ctl_command_snapshot(int argc, char *const *argv)
     int exit_code;
 
     if (code != 0) {
-        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+        return ctl_parsed(code);
     }
     exit_code = ctl_output_differs(NAME, values.output,
                                    (const char *const[]){ positionals[0], values.prompt_file }, 2);
+    if (exit_code == 0) {
+        exit_code = ctl_place_check(values.output);
+    }
     if (exit_code == 0) {
         exit_code = read_prompt(&values, (size_t)model_values.max_text_bytes, &prompt);
     }

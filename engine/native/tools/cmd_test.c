@@ -45,7 +45,7 @@ int ctl_command_test(int argc, char *const *argv)
     int exit_code, finished;
 
     if (code != 0) {
-        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+        return ctl_parsed(code);
     }
     exit_code = ctl_selftest_operators(values.isa);
     if (exit_code == 0) {

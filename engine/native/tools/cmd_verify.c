@@ -99,7 +99,7 @@ int ctl_command_verify(int argc, char *const *argv)
     int exit_code;
 
     if (code != 0) {
-        return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : colibri_exit_code(code);
+        return ctl_parsed(code);
     }
     ctl_model_values_for_verifying(&model_values);
     model_values.public_key_file = values.public_key;

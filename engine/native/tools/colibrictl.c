@@ -54,13 +54,13 @@ static int print_help(void)
 
 static int unknown_command(const char *name)
 {
-    const char *names[ENTRY_COUNT];
+    const char *names[ENTRY_COUNT + 1] = { "help" };
 
     for (size_t i = 0; i < ENTRY_COUNT; i++) {
-        names[i] = entries[i].name;
+        names[i + 1] = entries[i].name;
     }
-    return colibri_exit_code(ctl_usage_error("", "unknown command '%s'; the closest one is '%s'", name,
-                                             ctl_closest(name, names, ENTRY_COUNT)));
+    return ctl_usage_error("", "unknown command '%s'; the closest one is '%s'", name,
+                                             ctl_closest(name, names, ENTRY_COUNT + 1));
 }
 
 /* `colibrictl help` and `colibrictl help COMMAND` */
@@ -146,8 +146,8 @@ int main(int argc, char **argv)
         return ctl_command_test(argc - 1, argv + 1);
     }
     if (argc < 2) {
-        return colibri_exit_code(ctl_usage_error("", "a command is missing: run, snapshot, serve, ask, info, "
-                                                     "verify, install, doctor, health, selftest, bench or test"));
+        return ctl_usage_error("", "a command is missing: run, snapshot, serve, ask, info, "
+                                                     "verify, install, doctor, health, selftest, bench or test");
     }
     return dispatch(argc - 1, argv + 1);
 }

@@ -60,8 +60,10 @@ bool ctl_doctor_read_number(const struct ctl_doctor *d, const char *path, const 
 
 /* Every check of `root`, `path` and `model`, which are set. */
 void ctl_doctor_check(struct ctl_doctor *d);
-/* The checks as a table on stdout. */
-void ctl_doctor_print(const struct ctl_doctor *d);
+/* "fail" (exit_code is not 0), "warn" or "ok". */
+const char *ctl_doctor_status(const struct ctl_doctor *d, int exit_code);
+/* The checks as a table on stdout, and the verdict. */
+void ctl_doctor_print(const struct ctl_doctor *d, int exit_code);
 
 /* doctor_system.c: kernel, page size, mappings, huge pages, kernel configuration, CPUs, sandbox */
 void ctl_doctor_system(struct ctl_doctor *d);

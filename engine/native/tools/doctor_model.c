@@ -53,7 +53,7 @@ void ctl_doctor_plan(struct ctl_doctor *d)
         if (error.code == COLIBRI_ERR_BUDGET) {
             ctl_check_fix(check, "raise --budget, or lower --context, --batch or --threads");
         } else {
-            ctl_check_fix(check, "colibrictl verify MODEL says more; docs/cli.md has a row for error %d",
+            ctl_check_fix(check, "docs/cli.md has a row for error %d",
                           (int)error.code);
         }
         return;

@@ -67,8 +67,8 @@ static int parse_mode(const char *text, mode_t *mode)
         value = value * 8 + (unsigned)(text[i] - '0');
     }
     if (length < 3 || text[length] != '\0' || value > 0777) {
-        return colibri_exit_code(ctl_usage_error(
-            "serve", "--socket-mode: '%s' is no octal number in 000..777", text));
+        return ctl_usage_error(
+            "serve", "--socket-mode: '%s' is no octal number in 000..777", text);
     }
     *mode = (mode_t)value;
     return 0;
@@ -353,8 +353,7 @@ int ctl_listen_open(const char *command, const struct ctl_listen_values *values,
     int exit_code = parse_mode(values->mode, &mode);
 
     if (exit_code == 0 && values->path != NULL && values->fd != 0) {
-        exit_code = colibri_exit_code(
-            ctl_usage_error(command, "--socket and --socket-fd: give one of them"));
+        exit_code = ctl_usage_error(command, "--socket and --socket-fd: give one of them");
     }
     if (exit_code == 0 && values->pid_file != NULL) {
         exit_code = check_pid_places(values->pid_file, values->path);

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "colibri.h"
-#include "output.h"
+#include "options.h"
 
 #define TEXT_BYTES 4608u /* a path and a message */
 #define LINE_BYTES (TEXT_BYTES + 64u)
@@ -52,18 +52,15 @@ void ctl_log_open(const char *command, bool syslog_only)
 int ctl_log_environment(void)
 {
     const char *word = getenv(FORCED_NAME);
-    bool known = word == NULL || *word == '\0' || strcmp(word, "0") == 0 || strcmp(word, "1") == 0;
+    int on;
 
 #ifdef COLIBRI_NO_LOGGING
+    (void)word;
     ctl_log_open("colibrictl", true);
 #else
-    ctl_log_open("colibrictl", known && word != NULL && *word == '1');
+    ctl_log_open("colibrictl", word != NULL && strcmp(word, "1") == 0);
 #endif
-    return known ? 0
-                 : ctl_fail_message("environment", COLIBRI_ERR_ARGUMENT,
-                                    "variable " FORCED_NAME " is '%s': set it to '1' or '0', or "
-                                    "unset it",
-                                    word);
+    return ctl_environment_word("log", FORCED_NAME, "0|1", &on);
 }
 
 /* The beginning of a line: an RFC 3164 header without the time, which the receiver knows better, or

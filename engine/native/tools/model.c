@@ -66,36 +66,18 @@ const struct ctl_option ctl_model_options[] = {
 };
 const size_t ctl_model_option_count = sizeof ctl_model_options / sizeof ctl_model_options[0];
 
-/* A variable may be absent, empty, the word that tightens, or the one that says "no wish". Anything
- * else is refused: a misspelt hardening switch must not pass for one that is on. */
-static int environment_word(const char *command, const char *name, const char *tighten,
-                            const char *neutral, bool *on)
-{
-    const char *value = getenv(name);
-
-    *on = value != NULL && strcmp(value, tighten) == 0;
-    if (value == NULL || *on || *value == '\0' || strcmp(value, neutral) == 0) {
-        return 0;
-    }
-    return ctl_fail_message(command, COLIBRI_ERR_ARGUMENT,
-                            "environment variable %s is '%s': set it to '%s' or '%s', or unset it",
-                            name, value, tighten, neutral);
-}
-
 /* Lowers the depth, never raises it. */
 static int environment_prefetch(const char *command, uint32_t *depth)
 {
-    const char *text = getenv("COLIBRI_PREFETCH_DEPTH");
+    static const char name[] = "COLIBRI_PREFETCH_DEPTH";
+    const char *text = getenv(name);
     uint64_t number;
 
     if (text == NULL || *text == '\0') {
         return 0;
     }
     if (!ctl_parse_u64(text, &number)) {
-        return ctl_fail_message(command, COLIBRI_ERR_ARGUMENT,
-                                "environment variable COLIBRI_PREFETCH_DEPTH is '%s': set it to a "
-                                "number of experts, or unset it",
-                                text);
+        return ctl_environment_error(command, name, text, "a number of experts");
     }
     if (number < *depth) {
         *depth = (uint32_t)number;
@@ -105,23 +87,15 @@ static int environment_prefetch(const char *command, uint32_t *depth)
 
 int ctl_model_environment(const char *command, struct ctl_model_values *values)
 {
-    bool verify, chunks, signed_only, lock, debug_memory, secure;
-    int exit_code = environment_word(command, "COLIBRI_VERIFY_MODEL_HASH", "1", "0", &verify);
+    enum { VERIFY, CHUNKS, SIGNED_ONLY, LOCK, DEBUG_MEMORY, SECURE, WORDS };
+    static const char names[] = "COLIBRI_VERIFY_MODEL_HASH\0COLIBRI_VERIFY_CHUNKS\0COLIBRI_SIGNED_ONLY\0"
+                                "COLIBRI_LOCK\0COLIBRI_DEBUG_MEMORY\0COLIBRI_SECURE_MODE";
+    const char *name = names;
+    int on[WORDS];
+    int exit_code = 0;
 
-    if (exit_code == 0) {
-        exit_code = environment_word(command, "COLIBRI_VERIFY_CHUNKS", "1", "0", &chunks);
-    }
-    if (exit_code == 0) {
-        exit_code = environment_word(command, "COLIBRI_SIGNED_ONLY", "1", "0", &signed_only);
-    }
-    if (exit_code == 0) {
-        exit_code = environment_word(command, "COLIBRI_LOCK", "require", "try", &lock);
-    }
-    if (exit_code == 0) {
-        exit_code = environment_word(command, "COLIBRI_DEBUG_MEMORY", "1", "0", &debug_memory);
-    }
-    if (exit_code == 0) {
-        exit_code = environment_word(command, "COLIBRI_SECURE_MODE", "1", "0", &secure);
+    for (int i = 0; i < WORDS && exit_code == 0; i++, name += strlen(name) + 1) {
+        exit_code = ctl_environment_word(command, name, i == LOCK ? "try|require" : "0|1", &on[i]);
     }
     if (exit_code == 0) {
         exit_code = environment_prefetch(command, &values->prefetch_depth);
@@ -129,16 +103,16 @@ int ctl_model_environment(const char *command, struct ctl_model_values *values)
     if (exit_code != 0) {
         return exit_code;
     }
-    if (chunks && values->verify != COLIBRI_VERIFY_OPEN) {
+    if (on[CHUNKS] != 0 && values->verify != COLIBRI_VERIFY_OPEN) {
         values->verify = COLIBRI_VERIFY_ALWAYS;
     }
-    if (verify) {
+    if (on[VERIFY] != 0) {
         values->verify = COLIBRI_VERIFY_OPEN;
     }
-    values->signed_only = values->signed_only || signed_only;
-    values->debug_memory = values->debug_memory || debug_memory;
-    values->secure = values->secure || secure || SECURE_FORCED;
-    if (lock) {
+    values->signed_only = values->signed_only || on[SIGNED_ONLY] != 0;
+    values->debug_memory = values->debug_memory || on[DEBUG_MEMORY] != 0;
+    values->secure = values->secure || on[SECURE] != 0 || SECURE_FORCED;
+    if (on[LOCK] != 0) {
         values->lock = COLIBRI_LOCK_REQUIRE;
     }
     if (values->never_lock) {
@@ -243,7 +217,9 @@ int ctl_model_try(const char *command, const char *path, struct ctl_model_values
     if (values->big_cores && colibri_bind_big_cores(values->threads, error) != 0) {
         return colibri_exit_code(error->code);
     }
-    return colibri_exit_code(colibri_model_open(path, &options, model, error));
+    exit_code = colibri_exit_code(colibri_model_open(path, &options, model, error));
+    ctl_name_options(error);
+    return exit_code;
 }
 
 int ctl_model_open(const char *command, const char *path, struct ctl_model_values *values,

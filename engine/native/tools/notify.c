@@ -25,10 +25,7 @@ static int read_watchdog(struct ctl_notify *notify, const char *command)
         return 0;
     }
     if (!ctl_parse_u64(period, &number) || number == 0) {
-        return ctl_fail_message(command, COLIBRI_ERR_ARGUMENT,
-                                "environment variable WATCHDOG_USEC is '%s': set it to microseconds, "
-                                "or unset it",
-                                period);
+        return ctl_environment_error(command, "WATCHDOG_USEC", period, "microseconds");
     }
     notify->feed_seconds = 0.5e-6 * (double)number;
     return 0;

@@ -186,9 +186,9 @@ static size_t edit_distance(const char *a, const char *b)
 const char *ctl_closest(const char *text, const char *const *names, size_t count)
 {
     const char *closest = names[0];
-    size_t best = edit_distance(text, names[0]);
+    size_t best = strlen(text) * 2 / 3 + 1; /* with fewer letters in common it is a guess */
 
-    for (size_t i = 1; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         size_t distance = edit_distance(text, names[i]);
 
         if (distance < best) {
@@ -248,13 +248,12 @@ int ctl_usage_error(const char *command, const char *format, ...)
     if (!ctl_log_is_syslog()) {
         ctl_log(LOG_INFO, "Try 'colibrictl %s%s--help'.", command, *command != '\0' ? " " : "");
     }
-    return COLIBRI_ERR_ARGUMENT;
+    return CTL_EXIT_USAGE;
 }
 
 /* ---- values ------------------------------------------------------------------------------ */
 
-/* Index of `text` among the words of "a|b|c", or -1. */
-static int choice_index(const char *words, const char *text)
+int ctl_choice_index(const char *words, const char *text)
 {
     size_t length = strlen(text);
     int index = 0;
@@ -270,6 +269,20 @@ static int choice_index(const char *words, const char *text)
         }
         word += word_length + 1;
     }
+}
+
+int ctl_environment_error(const char *command, const char *name, const char *value, const char *wanted)
+{
+    return ctl_fail_message(command, COLIBRI_ERR_ARGUMENT,
+                            "environment variable %s is '%s': set it to %s, or unset it", name, value, wanted);
+}
+
+int ctl_environment_word(const char *command, const char *name, const char *words, int *index)
+{
+    const char *value = getenv(name);
+
+    *index = value == NULL || *value == '\0' ? 0 : ctl_choice_index(words, value);
+    return *index >= 0 ? 0 : ctl_environment_error(command, name, value, words);
 }
 
 static bool in_range(const struct ctl_option *option, double value)
@@ -330,7 +343,7 @@ static int store_float(const struct ctl_command *command, const struct ctl_optio
 static int store_choice(const struct ctl_command *command, const struct ctl_option *option,
                         const char *text, char *target)
 {
-    int index = choice_index(option->value, text);
+    int index = ctl_choice_index(option->value, text);
     uint32_t number;
 
     if (index < 0) {
@@ -548,6 +561,11 @@ static int take_argument(struct cursor *at, const char *argument, bool literal, 
         return CTL_HELP_SHOWN;
     }
     return argument[1] == '-' ? take_long(at, argument) : take_short(at, argument);
+}
+
+int ctl_parsed(int code)
+{
+    return code == CTL_HELP_SHOWN ? ctl_finish_stdout() : code;
 }
 
 int ctl_parse(const struct ctl_command *command, int argc, char *const *argv,

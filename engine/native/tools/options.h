@@ -12,6 +12,7 @@
 
 #define CTL_MAX_POSITIONALS 2u
 #define CTL_HELP_SHOWN 1 /* ctl_parse printed the help: the command ends with success */
+#define CTL_EXIT_USAGE 2 /* the exit code of COLIBRI_ERR_ARGUMENT */
 
 enum ctl_kind {
     CTL_FLAG,   /* bool: takes no value */
@@ -54,20 +55,31 @@ struct ctl_command {
 
 /* Fills the groups' structs and positionals[CTL_MAX_POSITIONALS] (NULL = not given).
  * argv[0] is the first argument behind the command's name.
- * 0, CTL_HELP_SHOWN, or COLIBRI_ERR_ARGUMENT after printing the reason to stderr. */
+ * 0, CTL_HELP_SHOWN, or CTL_EXIT_USAGE after printing the reason to stderr. */
 int ctl_parse(const struct ctl_command *command, int argc, char *const *argv,
               const char **positionals);
+/* What ctl_parse returned as the exit code of the command. */
+int ctl_parsed(int code);
 
 /* Strict numbers: digits only, no sign, no space, no overflow; false when the text is anything else. */
 bool ctl_parse_u64(const char *text, uint64_t *value);
 /* Decimal notation with an optional sign, fraction and exponent; finite. */
 bool ctl_parse_float(const char *text, float *value);
 
-/* The word of `count` names that needs the fewest edits to become `text`. */
+/* Index of `text` among the words of "a|b|c", or -1. */
+int ctl_choice_index(const char *words, const char *text);
+
+/* Which of the words "a|b|c" a variable of the environment has; 0 when it is empty or absent. A variable
+ * may only tighten, and a misspelt one must not pass for one that is on. 0, or the exit code. */
+int ctl_environment_word(const char *command, const char *name, const char *words, int *index);
+/* Prints what a variable should be; returns the exit code. */
+int ctl_environment_error(const char *command, const char *name, const char *value, const char *wanted);
+
+/* The word of `count` names that needs the fewest edits to become `text`; the first one when all need many. */
 const char *ctl_closest(const char *text, const char *const *names, size_t count);
 
 /* Prints `colibrictl: command: message (error -40 argument)` and where the help is; returns
- * COLIBRI_ERR_ARGUMENT. */
+ * CTL_EXIT_USAGE. */
 int ctl_usage_error(const char *command, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

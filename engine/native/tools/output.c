@@ -33,10 +33,37 @@ const char *ctl_code_name(int code)
     }
 }
 
-int ctl_fail(const char *thing, const colibri_error *error)
+/* What an option of the library is called here, which is never longer. */
+static const char options[] = "context_tokens\0--context\0"
+                              "batch_tokens\0--batch\0"
+                              "max_text_bytes\0--max-text\0"
+                              "expert_slots\0--slots\0"
+                              "budget_bytes\0--budget\0"
+                              "require_signature\0--signed-only\0";
+
+void ctl_name_options(colibri_error *error)
+{
+    /* those of a damaged file are fields of its records */
+    for (const char *name = options; *name != '\0' && error->code <= COLIBRI_ERR_ARGUMENT;) {
+        const char *option = name + strlen(name) + 1;
+        size_t length = strlen(option);
+        char *at = strstr(error->message, name);
+
+        if (at != NULL) {
+            const char *rest = at + strlen(name);
+
+            memcpy(at, option, length);
+            memmove(at + length, rest, strlen(rest) + 1);
+        }
+        name = option + length + 1;
+    }
+}
+
+int ctl_fail(const char *thing, colibri_error *error)
 {
     char offset[40] = "";
 
+    ctl_name_options(error);
     if (error->offset >= 0) {
         (void)snprintf(offset, sizeof offset, ", file offset %lld", (long long)error->offset);
     }

@@ -16,7 +16,9 @@ const char *ctl_code_name(int code);
 
 /* `colibrictl: thing: message (error -14 chunk_mismatch, file offset 65536)` on stderr.
  * Returns the exit code. */
-int ctl_fail(const char *thing, const colibri_error *error);
+int ctl_fail(const char *thing, colibri_error *error);
+/* In its message, the options of the library by the names that they have here: --context for context_tokens. */
+void ctl_name_options(colibri_error *error);
 /* The same for an error that the command found itself. */
 int ctl_fail_message(const char *thing, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -127,8 +127,8 @@ static int split(struct ctl_place *place, const char *target, bool has_golden)
 static int open_folder(struct ctl_place *place, const char *target)
 {
     place->folder = open(place->folder_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (place->folder < 0) {
-        return ctl_fail_message(target, COLIBRI_ERR_OPEN, "cannot open its folder: %s", strerror(errno));
+    if (place->folder < 0 || access(place->folder_path, W_OK) != 0) {
+        return ctl_fail_message(target, COLIBRI_ERR_OPEN, "cannot write into its folder: %s", strerror(errno));
     }
     if (flock(place->folder, LOCK_EX | LOCK_NB) != 0) {
         int number = errno;
@@ -200,14 +200,13 @@ int ctl_output_differs(const char *command, const char *output, const char *cons
     return 0;
 }
 
-int ctl_place_open(struct ctl_place *place, const char *target, bool has_golden, mode_t mode)
+static int look(struct ctl_place *place, const char *target, bool has_golden)
 {
-    struct stat golden;
     int exit_code;
 
     memset(place, 0, sizeof *place);
     place->folder = -1;
-    place->mode = mode;
+    place->target = target;
     exit_code = split(place, target, has_golden);
     if (exit_code == 0) {
         exit_code = open_folder(place, target);
@@ -215,6 +214,26 @@ int ctl_place_open(struct ctl_place *place, const char *target, bool has_golden,
     if (exit_code == 0) {
         exit_code = check_replaced(place, target, place->name, &place->old, &place->replaces);
     }
+    return exit_code;
+}
+
+int ctl_place_check(const char *target)
+{
+    struct ctl_place place = { .folder = -1 };
+    int exit_code = target == NULL || strcmp(target, "-") == 0 ? 0 : look(&place, target, false);
+
+    if (place.folder >= 0) {
+        (void)close(place.folder);
+    }
+    return exit_code;
+}
+
+int ctl_place_open(struct ctl_place *place, const char *target, bool has_golden, mode_t mode)
+{
+    struct stat golden;
+    int exit_code = look(place, target, has_golden);
+
+    place->mode = mode;
     if (exit_code == 0 && has_golden) {
         exit_code = check_replaced(place, target, place->golden, &golden, &place->has_golden);
     }
@@ -260,16 +279,13 @@ int ctl_place_check_space(const struct ctl_place *place, const char *target, uin
 
 int ctl_place_create(const struct ctl_place *place, const char *temporary, uint64_t bytes, int *fd)
 {
-    char thing[sizeof place->folder_path + CTL_NAME_BYTES];
-
-    (void)ctl_join(place->folder_path, temporary, thing, sizeof thing);
     *fd = openat(place->folder, temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (*fd < 0) {
-        return ctl_fail_message(thing, COLIBRI_ERR_OPEN, "cannot make the temporary file: %s", strerror(errno));
+        return ctl_fail_message(place->target, COLIBRI_ERR_OPEN, "cannot make a file beside it: %s", strerror(errno));
     }
     /* Reserve the space at once where the file system can: a full disk shows now, not at the end. */
     if (bytes > 0 && fallocate(*fd, 0, 0, (off_t)bytes) != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
-        return ctl_fail_message(thing, COLIBRI_ERR_IO, "cannot reserve %llu bytes: %s",
+        return ctl_fail_message(place->target, COLIBRI_ERR_IO, "cannot reserve %llu bytes: %s",
                                 (unsigned long long)bytes, strerror(errno));
     }
     return 0;
@@ -375,7 +391,7 @@ int ctl_place_commit(const struct ctl_place *place, bool with_golden)
     watched.active = 0;
     hold_signals(SIG_UNBLOCK);
     return number == 0 ? 0
-                       : ctl_fail_message(place->name, COLIBRI_ERR_IO, "cannot put the new files in place: %s: %s",
+                       : ctl_fail_message(place->target, COLIBRI_ERR_IO, "cannot put the new files in place: %s: %s",
                                           strerror(number), now[placed]);
 }
 

@@ -17,6 +17,7 @@
 #define CTL_GOLDEN_SUFFIX ".golden.json"
 
 struct ctl_place {
+    const char *target; /* as it was given, for messages */
     char folder_path[4096];
     int folder;                /* descriptor, locked */
     char name[CTL_NAME_BYTES]; /* of the file in the folder */
@@ -34,6 +35,9 @@ struct ctl_place {
 /* Refuses an output that is one of the files that are read, under whatever name. `inputs` may hold NULL
  * and "-". */
 int ctl_output_differs(const char *command, const char *output, const char *const *inputs, size_t count);
+
+/* Before long work: whether a file could be put there at its end. NULL and "-": nothing to look at. */
+int ctl_place_check(const char *target);
 
 /* Splits, opens and locks the folder of `target`, looks at what is there, removes leftovers. From here
  * on SIGINT, SIGTERM and SIGHUP remove the temporary files and end the process with code 1. `has_golden`:

@@ -141,10 +141,9 @@ int ctl_prompt_from_ids(const char *command, const char *list, struct ctl_prompt
         char word[MAX_WORD_BYTES];
 
         if (!take_word(&at, word) || !parse_id(word, &prompt->ids[prompt->count])) {
-            return colibri_exit_code(
-                ctl_usage_error(command, "--ids: item %zu of '%.64s' is not a token id; "
+            return ctl_usage_error(command, "--ids: item %zu of '%.64s' is not a token id; "
                                          "give whole numbers with commas between: 1,2,3",
-                                prompt->count + 1, list));
+                                prompt->count + 1, list);
         }
         prompt->count++;
         if (*at == '\0') {
@@ -245,10 +244,10 @@ int ctl_pieces_parse(const char *command, const char *text, struct ctl_pieces *p
 
         if (pieces->count == CTL_MAX_PIECES || !take_word(&at, word) ||
             !ctl_parse_u64(word, &size) || size < 1 || size > CB_MAX_CONTEXT_TOKENS) {
-            return colibri_exit_code(ctl_usage_error(
+            return ctl_usage_error(
                 command, "--batch-split: item %zu of '%.64s' is not a size; give 'each', or at most "
                          "%u sizes in 1..%u with commas between: 5,3",
-                pieces->count + 1, text, CTL_MAX_PIECES, CB_MAX_CONTEXT_TOKENS));
+                pieces->count + 1, text, CTL_MAX_PIECES, CB_MAX_CONTEXT_TOKENS);
         }
         pieces->sizes[pieces->count++] = (uint32_t)size;
         if (*at == '\0') {

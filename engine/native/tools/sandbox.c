@@ -23,42 +23,13 @@ const struct ctl_option ctl_sandbox_options[] = {
       "a system call that is not allowed ends the process, fails, or is logged (audit)" },
 };
 
-/* Index of the word in "a|b|c", or -1. */
-static int word_index(const char *words, const char *text)
-{
-    size_t length = strlen(text);
-
-    for (int index = 0;; index++) {
-        size_t word = strcspn(words, "|");
-
-        if (word == length && memcmp(words, text, word) == 0) {
-            return index;
-        }
-        if (words[word] == '\0') {
-            return -1;
-        }
-        words += word + 1;
-    }
-}
-
-static int take_variable(const char *command, const char *name, const char *words, int *index)
-{
-    const char *value = getenv(name);
-
-    *index = value == NULL || *value == '\0' ? 0 : word_index(words, value);
-    return *index >= 0 ? 0
-                       : ctl_fail_message(command, COLIBRI_ERR_ARGUMENT,
-                                          "environment variable %s is '%s': set it to one of %s, or unset it",
-                                          name, value, words);
-}
-
 int ctl_sandbox_resolve(const char *command, struct ctl_sandbox_values *values, enum ctl_sandbox_mode usual)
 {
     int mode, restricted = 0;
-    int exit_code = take_variable(command, "COLIBRI_SANDBOX", WORDS, &mode);
+    int exit_code = ctl_environment_word(command, "COLIBRI_SANDBOX", WORDS, &mode);
 
     if (exit_code == 0) {
-        exit_code = take_variable(command, "COLIBRI_RESTRICTED_SYSCALLS", "0|1", &restricted);
+        exit_code = ctl_environment_word(command, "COLIBRI_RESTRICTED_SYSCALLS", "0|1", &restricted);
     }
     if (values->mode == CTL_SANDBOX_AUTO) {
         values->mode = (uint32_t)usual;
