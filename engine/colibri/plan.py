@@ -376,9 +376,9 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
     if found.total_bytes > limit:
         raise ColibriError(
             Code.BUDGET,
-            f"the plan needs {found.total_bytes} bytes (mapped {found.mapped_bytes}, arena {found.arena_bytes}), "
-            f"the budget is {budget}, the floor {floor}; lower context_tokens ({t}), batch_tokens ({b}), "
-            f"max_text_bytes ({text}) or expert_slots ({found.expert_slots})",
+            f"the plan needs {found.total_bytes} bytes, the budget is {budget}, the floor {floor}; lower "
+            f"context_tokens ({t}), batch_tokens ({b}), max_text_bytes ({text})"
+            f"{', expert_slots' if found.expert_slots > 1 else ''} or raise budget_bytes to {found.total_bytes}",
         )
     return found
 

@@ -153,7 +153,8 @@ def test_the_result_is_a_file_that_every_service_may_read(place: Place, tmp_path
     assert stat.S_IMODE(target.parent.stat().st_mode) == 0o755
     assert list(target.parent.iterdir()) == [target]
     done = subprocess.run(command[:-1], capture_output=True, check=False, env=environment())
-    assert re.fullmatch(rb"(ok|warn) \(exit code 0\): ok \d+, info \d+, warning \d+, error 0", done.stdout.splitlines()[-1])
+    verdict = done.stdout.splitlines()[-1]
+    assert re.fullmatch(rb"(ok|warn) \(exit code 0\): ok \d+, info \d+, warning \d+, error 0", verdict)
     assert json.loads(target.read_text())["exit_code"] == OK
 
 

@@ -454,7 +454,8 @@ def test_targets_that_are_no_files_are_refused(models: Models, target: Path) -> 
     models.run("install", models.new, folder).fails(Code.ARGUMENT, "data is there and is a folder")
     models.run("install", models.new, f"{folder}/").fails(Code.ARGUMENT, "names a folder")
     models.run("install", models.new, f"{folder}/.").fails(Code.ARGUMENT, "names a folder")
-    models.run("install", models.new, folder / "none" / NAME).fails(Code.OPEN, "data/none/model.colibri: cannot write into its folder")
+    missing = folder / "none" / NAME
+    models.run("install", models.new, missing).fails(Code.OPEN, f"{missing}: cannot write into its folder")
     models.run("install", models.new, folder / ("x" * 201)).fails(Code.ARGUMENT, "the name has 201 bytes")
     target.symlink_to(models.old)
     models.run("install", models.new, target).fails(Code.ARGUMENT, "symbolic link")
@@ -573,8 +574,8 @@ def test_too_little_space_is_refused_with_the_numbers(models: Models, target: Pa
         ("write:1", errno.ENOSPC, "model.colibri: cannot write: No space left on device"),
         ("write:3", errno.EDQUOT, "cannot write"),
         ("write:2", errno.EFBIG, "cannot write: File too large"),
-        ("openat:1", errno.EROFS, "data/model.colibri: cannot make a file beside it: Read-only file system"),
-        ("openat:1", errno.EACCES, "data/model.colibri: cannot make a file beside it: Permission denied"),
+        ("openat:1", errno.EROFS, "model.colibri: cannot make a file beside it: Read-only file system"),
+        ("openat:1", errno.EACCES, "model.colibri: cannot make a file beside it: Permission denied"),
         ("fsync:1", errno.EIO, "cannot bring it to the disk"),
         ("fsync:2", errno.EIO, "cannot bring it to the disk"),
         ("fchmod:1", errno.EPERM, "cannot set permissions 644"),
