@@ -75,8 +75,8 @@ def main() -> int:
     failed = False
     # BitBake parses everything again in the second run: its cache is for one configuration.
     runs = (
-        ("parse, graphs of both images", ("-n", *IMAGES)),
-        ("parse, graph without the macros", ("-n", "-R", "conf/development.conf", IMAGES[1])),
+        ("parse, graphs of both images", ("-g", *IMAGES)),
+        ("parse, graph without the macros", ("-g", "-R", "conf/development.conf", IMAGES[1])),
     )
     for name, words in runs:
         code, output, seconds = run(folder, bitbake, *words)
