@@ -87,7 +87,9 @@ static void wait_for_workers(struct cb_pool *pool)
         relax();
     }
     (void)pthread_mutex_lock(&pool->mutex);
-    atomic_store(&pool->waiting, 1);
+    /* Exchanged, not stored: the load of `pending` must not pass it. AArch64 orders the two instructions that
+     * a store and a load would be; QEMU on x86-64 (7.2) does not, and the signal of the last worker is lost. */
+    (void)atomic_exchange(&pool->waiting, 1);
     while (atomic_load(&pool->pending) != 0)
         (void)pthread_cond_wait(&pool->done, &pool->mutex);
     atomic_store(&pool->waiting, 0);
