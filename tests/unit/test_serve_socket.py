@@ -541,16 +541,23 @@ def test_a_server_that_waits_for_a_reader_takes_no_time(server: Server) -> None:
         assert server.usage().cpu_seconds - start <= 0.05
 
 
+def send_together(server: Server, clients: list[Client], lines: list[bytes]) -> None:
+    """All lines are there before the server reads one: else it may have answered the first when the others come."""
+    server.signal(signal.SIGSTOP)
+    for client, line in zip(clients, lines, strict=True):
+        client.send(line)
+    server.signal(signal.SIGCONT)
+
+
 def test_a_stop_finishes_what_runs_and_what_waits(tiny: Path, tmp_path: Path) -> None:
     lines = [request(str(i), "abc" * (i + 1), **LONG) for i in range(4)]
     expected = alone(tiny, lines)
     with Server(tiny, tmp_path, "--drain-seconds", "100") as server:
         clients = [server.client() for _ in lines]
-        for client, line in zip(clients, lines, strict=True):
-            client.send(line)
-        begun = [clients[0].line() for _ in range(8)]  # between two tokens the server reads what the others sent
+        send_together(server, clients, lines)
+        first = clients[0].line()
         server.signal()
-        assert [[*begun, *clients[0].answer()], *(client.answer() for client in clients[1:])] == expected
+        assert [[first, *clients[0].answer()], *(client.answer() for client in clients[1:])] == expected
         for client in clients:
             with pytest.raises(HungUp):
                 client.line()
@@ -563,10 +570,8 @@ def test_a_stop_finishes_what_runs_and_what_waits(tiny: Path, tmp_path: Path) ->
 def test_a_stop_without_time_cancels_and_says_so(tiny: Path, tmp_path: Path) -> None:
     with Server(tiny, tmp_path, "--drain-seconds", "0") as server:
         clients = [server.client() for _ in range(3)]
-        for client in clients:
-            client.send(request("d", "a", **LONG))
+        send_together(server, clients, [request("d", "a", **LONG)] * 3)
         clients[0].line()
-        time.sleep(0.02)
         server.signal(signal.SIGINT)
         lasts = [client.answer()[-1] for client in clients]
         assert {last.get("name") for last in lasts} <= {"cancelled", None}
