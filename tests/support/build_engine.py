@@ -17,6 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -141,8 +142,8 @@ def machine_file(chain: Toolchain) -> str:
 
 
 def build(chain: Toolchain, folder: Path, options: list[str], jobs: int,
-          quiet: bool = False) -> None:  # fmt: skip
-    """Configure `folder` when anything about it changed, then compile."""
+          quiet: bool = False, targets: Sequence[str] = ()) -> None:  # fmt: skip
+    """Configure `folder` when anything about it changed, then compile all of it or some targets."""
     text = machine_file(chain)
     command = [*options, f"--{'native' if chain.native else 'cross'}-file"]
     record = folder / "machine.ini"
@@ -154,7 +155,7 @@ def build(chain: Toolchain, folder: Path, options: list[str], jobs: int,
         record.write_text(wanted)
         setup = [tool("meson"), "setup", *command, str(record), str(folder), str(ENGINE)]
         run(setup, output)
-    run([tool("ninja"), "-C", str(folder), "-j", str(jobs)], output)
+    run([tool("ninja"), "-C", str(folder), "-j", str(jobs), *targets], output)
 
 
 def run(command: list[str], output: int | None) -> None:
@@ -204,6 +205,7 @@ def main() -> int:
     parser.add_argument("--pkg-config", default="", help="the target's pkg-config (default: with the prefix)")
     parser.add_argument("--name", default="", help="folder below build/ (default: host or triple)")
     parser.add_argument("--option", action="append", default=[], help="further meson options")
+    parser.add_argument("--target", action="append", default=[], help="what to build (default: everything)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args()
     try:
@@ -227,7 +229,7 @@ def main() -> int:
         elif name == "host":
             options.append("-Dsignatures=auto")  # the core needs libc alone; this machine's build also tests them
         folder = REPOSITORY / "build" / name
-        build(chain, folder, options, arguments.jobs)
+        build(chain, folder, options, arguments.jobs, targets=arguments.target)
     except BuildError as error:
         print(f"engine: error: {error}", file=sys.stderr)
         return 1
