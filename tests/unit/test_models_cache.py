@@ -27,6 +27,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         Path(arguments[-1]).write_text(f"made by {arguments[0]}")
 
     monkeypatch.setattr(module, "colibri", colibri)
+    monkeypatch.setattr(module, "imports", lambda name, seen: {name})  # all of the package takes seconds to parse
     monkeypatch.setattr(module, "OUTPUT", tmp_path / "models")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "calls", calls, raising=False)
