@@ -23,7 +23,7 @@ from colibri._unicode import CLASS_RANGES, UNICODE_VERSION
 from colibri.errors import ColibriError, MissingPackage
 from colibri.files import load_json, read_regular
 from colibri.tokenizer import Merge, TokenizerSpec
-from colibri.tokenizer_sentencepiece import Spacing, is_marker
+from colibri.tokenizer_sentencepiece import Spacing, is_marker, members
 
 MARKER = "ColibriUserTextMarker"
 
@@ -271,13 +271,6 @@ def _json(path: Path) -> dict[str, Any]:
     return load_json(path) if path.exists() else {}
 
 
-def _parts(node: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """The members of a Sequence, or the one node itself."""
-    if node is None:
-        return []
-    return list(node[key]) if node.get("type") == "Sequence" else [node]
-
-
 def _flag(node: Mapping[str, Any], key: str, default: bool) -> bool:
     """A switch that changes ids: anything but true, false and absent is refused."""
     value = node.get(key)
@@ -287,7 +280,7 @@ def _flag(node: Mapping[str, Any], key: str, default: bool) -> bool:
 
 
 def _pretokenizer(node: dict[str, Any] | None) -> Pretokenizer:
-    parts = _parts(node, "pretokenizers")
+    parts = members(node, "pretokenizers")
     kinds = [part.get("type") for part in parts]
     if not kinds or kinds[-1] != "ByteLevel":
         _refuse(f"tokenizer.json has the pre-tokenizer {kinds or None}")
@@ -311,7 +304,7 @@ def _pretokenizer(node: dict[str, Any] | None) -> Pretokenizer:
 def _adds_bos(node: dict[str, Any] | None, added: Mapping[str, int]) -> int | None:
     """Id that the post-processor puts in front of a text."""
     found: int | None = None
-    for part in _parts(node, "processors"):
+    for part in members(node, "processors"):
         if part.get("type") == "ByteLevel":
             continue
         if part.get("type") != "TemplateProcessing":
@@ -357,7 +350,7 @@ def _check_model(data: Mapping[str, Any], drop_nfc: bool) -> dict[str, Any]:
         if _flag(model, "ignore_merges", False):
             _refuse("tokenizer.json has byte_fallback and ignore_merges")
         return model
-    kinds = [part.get("type") for part in _parts(data.get("normalizer"), "normalizers")]
+    kinds = [part.get("type") for part in members(data.get("normalizer"), "normalizers")]
     if kinds == ["NFC"]:
         if not drop_nfc:
             _refuse("tokenizer.json normalises texts to NFC, which the device cannot do",

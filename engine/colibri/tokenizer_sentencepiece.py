@@ -172,7 +172,8 @@ def is_marker(text: str) -> bool:
 # ---- tokenizer.json -----------------------------------------------------------------------------------
 
 
-def _members(node: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
+def members(node: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
+    """The members of a Sequence, or the one node itself."""
     if node is None:
         return []
     return list(node[key]) if node.get("type") == "Sequence" else [node]
@@ -181,7 +182,7 @@ def _members(node: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]
 def spacing_of(data: Mapping[str, Any], dropped: Sequence[str] = ()) -> Spacing:
     """The spacing that normalizer and pre-tokenizer of a tokenizer.json make; dropped: normalizers to leave out."""
     prepends = replaces = False
-    for part in _members(data.get("normalizer"), "normalizers"):
+    for part in members(data.get("normalizer"), "normalizers"):
         kind = part.get("type")
         if kind == "Prepend" and part.get("prepend") == BLANK:
             prepends = True
@@ -189,7 +190,7 @@ def spacing_of(data: Mapping[str, Any], dropped: Sequence[str] = ()) -> Spacing:
             replaces = True
         elif kind not in dropped:
             _refuse(f"tokenizer.json has the normalizer {kind!r} {dict(part)}")
-    parts = _members(data.get("pre_tokenizer"), "pretokenizers")
+    parts = members(data.get("pre_tokenizer"), "pretokenizers")
     kinds = [part.get("type") for part in parts]
     if kinds not in ([], ["Metaspace"]):
         _refuse(f"tokenizer.json has the pre-tokenizer {kinds} with byte_fallback")
@@ -216,7 +217,7 @@ def check_decoder(node: Mapping[str, Any] | None) -> None:
         "Strip": {"content": " ", "start": 1, "stop": 0},
         "Metaspace": {"replacement": BLANK},
     }
-    for part in _members(node, "decoders"):
+    for part in members(node, "decoders"):
         options = known.get(str(part.get("type")))
         if options is None or any(part.get(key) != value for key, value in options.items()):
             _refuse(f"tokenizer.json has the decoder {dict(part)} with byte_fallback")
