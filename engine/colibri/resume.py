@@ -57,6 +57,15 @@ def _parse(text: bytes) -> Line | None:
     return line if all(len(stats) == 4 for stats in errors.values()) else None
 
 
+def _open(path: Path) -> int:
+    """A file to read and write, made when there is none; a link or a device is refused and never waited for."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ColibriError(Code.OPEN, f"{path} is not a regular file; remove it")
+    return descriptor
+
+
 class Journal:
     """The unfinished file of a conversion to `output`. identity: what identity_of says of the conversion."""
 
@@ -71,15 +80,10 @@ class Journal:
     def open(self) -> int:
         """A locked descriptor of the unfinished file; refused when it was begun with something else."""
         descriptor = -1
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            descriptor = os.open(self.partial, flags, 0o666)
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ColibriError(Code.OPEN, f"{self.partial} is not a regular file; remove it")
+            descriptor = _open(self.partial)
             self._lock(descriptor)
-            self._file = os.open(self.path, flags, 0o666)
-            if not stat.S_ISREG(os.fstat(self._file).st_mode):
-                raise ColibriError(Code.OPEN, f"{self.path} is not a regular file; remove it")
+            self._file = _open(self.path)
             self._begin()
         except BaseException as error:
             self.close()

@@ -271,12 +271,11 @@ class ModelWriter:
         used = -(-extent.size // spec.CHUNK_BYTES) * spec.HASH_BYTES
         if sha256(table[:used]) != digest or any(table[used:]):
             return False
-        for at in range(0, extent.size, spec.CHUNK_BYTES):
-            data = self._read(extent.offset + at, min(spec.CHUNK_BYTES, extent.size - at))
-            first = at // spec.CHUNK_BYTES * spec.HASH_BYTES
-            if sha256(data) != table[first : first + spec.HASH_BYTES]:
-                return False
-        return True
+        chunks = (
+            self._read(extent.offset + at, min(spec.CHUNK_BYTES, extent.size - at))
+            for at in range(0, extent.size, spec.CHUNK_BYTES)
+        )
+        return all(sha256(data) == table[n * spec.HASH_BYTES :][: spec.HASH_BYTES] for n, data in enumerate(chunks))
 
     def _read(self, offset: int, size: int) -> bytes:
         data = os.pread(self._descriptor, size, offset)
