@@ -60,6 +60,15 @@ def key(tiny: Path) -> None:
     (tiny.parent / "key.pem").write_bytes(data)
 
 
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that fails to write says on stderr."""
+    capsys.readouterr()
+    assert main(words) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
 # What each command would begin to do: to reach it is to have looked at the output too late.
 WORK = {
     "convert": "colibri.job.encoded",
@@ -82,11 +91,7 @@ def test_an_output_that_cannot_be_made_is_refused_before_the_work(
 ) -> None:
     monkeypatch.setattr(WORK[name], lambda *_, **__: pytest.fail("the work began"))
     output = tmp_path / "none" / "file"
-    capsys.readouterr()
-    assert main(commands[name](output)) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == f"colibri: cannot write {output}: {MISSING}\n"
+    assert refused(commands[name](output), capsys) == f"colibri: cannot write {output}: {MISSING}\n"
 
 
 @pytest.mark.parametrize("name", [name for name in WORK if name != "plan"])  # plan measures for half a minute
@@ -105,12 +110,9 @@ def test_a_disk_that_becomes_full_is_named_by_the_path_of_the_user(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    capsys.readouterr()
-    assert main(commands[name](tmp_path / "file")) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.splitlines()[-1] == f"colibri: cannot write {tmp_path}/file: {FULL}"
-    assert ".tmp" not in captured.err
+    said = refused(commands[name](tmp_path / "file"), capsys)
+    assert said.splitlines()[-1] == f"colibri: cannot write {tmp_path}/file: {FULL}"
+    assert ".tmp" not in said
     assert list(tmp_path.iterdir()) == []
 
 
