@@ -2,12 +2,13 @@
 /*
  * Preloaded into a program under test (LD_PRELOAD): its reads fail, come short, are interrupted, take
  * long or do not come at all, as a file that the test writes says. $FAULTY_READS names the file: five int64 in
- * this order.
+ * this order. faulty_reads.py is the other side.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -42,7 +43,7 @@ static void sleep_ms(int64_t ms)
 {
     const struct timespec pause = {(time_t)(ms / 1000), (long)(ms % 1000 * 1000000)};
 
-    (void)nanosleep(&pause, NULL);
+    (void)ppoll(NULL, 0, &pause, NULL); /* which the sandbox lets through */
 }
 
 static void sleep_while_stalled(void)
@@ -51,11 +52,16 @@ static void sleep_while_stalled(void)
         sleep_ms(10);
 }
 
+static int touches(size_t bytes, off64_t at)
+{
+    return at + (off64_t)bytes > control->from && at < control->to;
+}
+
 static ssize_t fault_or(ssize_t (*read_at)(int, void *, size_t, off64_t), int fd, void *to, size_t bytes, off64_t at)
 {
     static __thread int interrupted;
 
-    if (at + (off64_t)bytes <= control->from || at >= control->to || control->mode == HEALTHY)
+    if (!touches(bytes, at) || control->mode == HEALTHY)
         return read_at(fd, to, bytes, at);
     (void)__atomic_add_fetch(&control->hits, 1, __ATOMIC_RELAXED);
     switch (control->mode) {
@@ -92,4 +98,18 @@ ssize_t pread64(int fd, void *to, size_t bytes, off64_t at)
 ssize_t pread(int fd, void *to, size_t bytes, off_t at)
 {
     return pread64(fd, to, bytes, at);
+}
+
+/* A mapping reads too: it waits as long as reads do. */
+void *mmap64(void *address, size_t bytes, int protection, int flags, int fd, off64_t at)
+{
+    static void *(*real)(void *, size_t, int, int, int, off64_t);
+
+    if (real == NULL)
+        real = (void *(*)(void *, size_t, int, int, int, off64_t))dlsym(RTLD_NEXT, "mmap64");
+    if (fd >= 0 && control != NULL && control->mode == STALL && touches(bytes, at)) {
+        (void)__atomic_add_fetch(&control->hits, 1, __ATOMIC_RELAXED);
+        sleep_while_stalled();
+    }
+    return real(address, bytes, protection, flags, fd, at);
 }

@@ -11,46 +11,23 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
 import os
 import re
 import shutil
-import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty_reads import FAIL, HEALTHY, INTERRUPT, SHORT, SLOW, STALL, Faults, build
 from native_cases import program
 from session_answer import Answer
 
-SOURCE = Path(__file__).with_name("faulty_reads.c")
 OK, TRUNCATED, MISMATCH, IO = 0, -4, -14, -54
 RESIDENT, STREAM = 1, 2
 VERIFY_OPEN, VERIFY_FIRST = 1, 2
 DIRECT_AUTO, DIRECT_OFF = 0, 1
-HEALTHY, FAIL, SHORT, INTERRUPT, STALL, SLOW = range(6)
-EVERYWHERE = (0, 1 << 62)
 CHUNK_BYTES = 65536
-
-
-class Faults:
-    """The file that tells the preloaded library what to do."""
-
-    def __init__(self, path: Path) -> None:
-        path.write_bytes(bytes(40))
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 40)
-
-    def set(self, mode: int, number: int = 0, where: tuple[int, int] = EVERYWHERE) -> None:
-        """From now on; where: first byte of the file, and the one behind the last."""
-        self._memory[8:32] = struct.pack("<3q", number, *where)
-        self._memory[0:8] = struct.pack("<q", mode)
-
-    @property
-    def hits(self) -> int:
-        """Reads that were touched."""
-        return int(struct.unpack("<q", self._memory[32:40])[0])
 
 
 class Session:
@@ -80,11 +57,7 @@ class Session:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library that makes reads fail."""
-    path = tmp_path_factory.mktemp("faults") / "faulty_reads.so"
-    compiler = shutil.which("cc") or "gcc"
-    flags = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([compiler, *flags, "-o", path, SOURCE, "-ldl"], check=True)
-    return path
+    return build(tmp_path_factory.mktemp("faults"))
 
 
 @pytest.fixture
@@ -102,9 +75,9 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def session(library: Path, faults: Faults, tmp_path: Path) -> Iterator[Session]:
+def session(library: Path, faults: Faults) -> Iterator[Session]:
     """The program under test."""
-    opened = Session({"LD_PRELOAD": str(library), "FAULTY_READS": str(tmp_path / "control")})
+    opened = Session(faults.variables(library))
     yield opened
     faults.set(HEALTHY)
     opened.close()
