@@ -27,7 +27,8 @@ COMPILER = f"{shlex.quote(sys.executable)} -m ziglang cc -target aarch64-linux-m
 STRIP = "aarch64-linux-gnu-strip"
 UNWIND = REPOSITORY / "engine" / "native" / "no_unwind.ld"
 CFLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Os", "-Wall", "-Wextra", "-Werror", "-c")
-# Those of the engine's programs: zig then has their libc already.
+# Those of the engine's programs, and linked in a folder as theirs: zig then has their libc already. It makes
+# another one, for a minute, where its own files lie below the working directory.
 LDFLAGS = (
     "-Wl,--as-needed", "-Wl,--no-undefined", "-Wl,--gc-sections", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack",
     "-static", f"-Wl,-T,{UNWIND}", "-pthread",
@@ -39,10 +40,11 @@ class DemoError(Exception):
     """The program cannot be made or run; the message says why and what to do."""
 
 
-def run(command: list[str], **environment: str) -> str:
+def run(command: list[str], cwd: Path | None = None, **environment: str) -> str:
     """Standard output of a command."""
+    variables = {**os.environ, **environment}
     try:
-        result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        result = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise DemoError(f"{command[0]} is missing; run: make setup") from error
     if result.returncode:
@@ -58,7 +60,7 @@ def make_model(model: Path) -> None:
 
 def build(model: Path, library: Path, output: Path, compiler: str = COMPILER) -> int:
     """Link the model and the library into one program; its size in bytes."""
-    archive = library / "libcolibri.a"
+    archive, model, output = library.resolve() / "libcolibri.a", model.resolve(), output.resolve()
     if not archive.is_file():
         raise DemoError(f"{archive} is missing; build it with: make engine-musl")
     if any(character in str(model) for character in '"\\\n'):
@@ -68,8 +70,8 @@ def build(model: Path, library: Path, output: Path, compiler: str = COMPILER) ->
         program = Path(name) / output.name
         part = f"{program}.o"
         include = f"-I{REPOSITORY / 'engine' / 'native' / 'include'}"
-        run([*shlex.split(compiler), *CFLAGS, f'-DMODEL="{model}"', include, str(SOURCE), "-o", part])
-        run([*shlex.split(compiler), "-o", str(program), part, str(archive), *LDFLAGS])
+        run([*shlex.split(compiler), *CFLAGS, f'-DMODEL="{model}"', include, str(SOURCE), "-o", part], Path(name))
+        run([*shlex.split(compiler), "-o", str(program), part, str(archive), *LDFLAGS], Path(name))
         run([STRIP, str(program)])
         program.replace(output)
     return output.stat().st_size
