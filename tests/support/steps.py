@@ -78,12 +78,13 @@ def pytest(name: str, *arguments: str, workers: int = 0, **environment: str) -> 
     )
 
 
-def meson_tests(name: str, folder: Path, **environment: str) -> Step:
+def meson_tests(name: str, folder: Path, *arguments: str, **environment: str) -> Step:
     """Run the C tests of a build folder."""
     meson = shutil.which("meson", path=f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}")
     return Step(
         name,
-        [meson or "meson", "test", "-C", str(folder), "--no-rebuild", "--print-errorlogs", "--num-processes", "2"],
+        [meson or "meson", "test", "-C", str(folder), "--no-rebuild", "--print-errorlogs", "--num-processes", "2",
+         *arguments],
         junit=str(folder / "meson-logs" / "testlog.junit.xml"),
         environment={**ENVIRONMENT, **environment},
     )
@@ -172,20 +173,21 @@ def check_gen() -> list[Step]:
     return [Step(f"generated-{name}", [PYTHON, path, "--check"]) for name, path in generators.items()]
 
 
-SANITIZERS = (
-    ("asan", "address,undefined", {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}),
-    ("tsan", "thread", {"TSAN_OPTIONS": "halt_on_error=1"}),
+# name, what the compiler calls it, arguments of meson test, environment. Tests of the suite `alone` start no thread.
+SANITIZERS: tuple[tuple[str, str, tuple[str, ...], dict[str, str]], ...] = (
+    ("asan", "address,undefined", (), {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}),
+    ("tsan", "thread", ("--no-suite", "alone"), {"TSAN_OPTIONS": "halt_on_error=1"}),
 )
 
 
 def sanitizers() -> list[Step]:
     """The C tests under AddressSanitizer with UndefinedBehaviorSanitizer, and ThreadSanitizer."""
     steps = []
-    for name, kinds, variables in SANITIZERS:
+    for name, kinds, chosen, variables in SANITIZERS:
         options = [f"-Db_sanitize={kinds}", "-Ddefault_library=static", "-Dsignatures=enabled", "-Dwerror=true"]
         steps += [
             engine(name, "--cflags=-g -fno-sanitize-recover=all", *(f"--option={option}" for option in options)),
-            meson_tests(f"c-tests-{name}", BUILD / name, **variables),
+            meson_tests(f"c-tests-{name}", BUILD / name, *chosen, **variables),
         ]
     return steps
 
@@ -251,7 +253,8 @@ def host() -> list[Step]:
 
 def parity() -> list[Step]:
     """Against transformers and torch."""
-    return [pytest("parity", "tests/parity", workers=WORKERS)]
+    # One file has two thirds of the work: not a process for each file.
+    return [pytest("parity", "tests/parity", "--dist", "worksteal", workers=WORKERS)]
 
 
 def checkkernels_on(cpu: str) -> Step:
