@@ -59,6 +59,27 @@ def test_a_command_that_should_have_written_a_file_and_failed_is_a_failure(logs:
     assert run("sh", "-c", f": {steps.JUNIT}; exit 4").failed == 1
 
 
+def test_a_step_beside_the_others_begins_with_the_suite_and_is_reported_in_its_place(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "there"
+    waits = f"for i in $(seq 300); do [ -e {there} ] && exit 0; sleep 0.1; done; exit 1"
+    first = steps.Step("first", ["sh", "-c", waits])
+    beside = steps.Step("beside", ["touch", str(there)], counts=False, beside=True)
+    result = suites.run_suite("demo", 0, lambda: [first, beside, steps.Step("last", ["false"])])
+    assert (result.counts.passed, result.counts.failed) == (1, 1)
+    reported = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert reported[:3] == [["first", "ok"], ["beside", "ok"], ["last", "FAILED"]]
+    assert suites.read_junit(logs / "demo-beside.xml").passed == 1
+
+
+def test_a_step_beside_the_others_ends_with_the_suite_that_gives_up(logs: Path) -> None:
+    broken = steps.Step("broken", ["false"], needed=True)
+    result = suites.run_suite("demo", 0, lambda: [broken, steps.Step("beside", ["sleep", "1000"], beside=True)])
+    assert result.counts.failed == 1
+    assert result.seconds < 100
+
+
 def test_the_boot_suite_takes_any_image_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("IMAGE", raising=False)
     assert f"--image={steps.IMAGE}" in steps.boot()[-1].command
@@ -67,6 +88,7 @@ def test_the_boot_suite_takes_any_image_folder(monkeypatch: pytest.MonkeyPatch, 
     assert f"--image={tmp_path}" in given[-1].command
     assert "image" not in {step.name for step in given}  # nothing is built that is not booted
     assert "--boot-long" in steps.boot_long()[-1].command
+
 
 def test_the_reason_of_a_c_test_that_was_skipped_is_what_it_printed(logs: Path) -> None:
     case = '<testcase name="c"><skipped/><system-out>skip: no such device</system-out></testcase>'

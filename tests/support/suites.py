@@ -96,40 +96,60 @@ def write_junit(path: Path, suite: str, name: str, seconds: float, code: int, lo
     ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
 
-def run_step(suite: str, step: steps.Step) -> Counts:
-    """Run one step, report it in one line, return its counts."""
+@dataclass
+class Running:
+    """A step that was started."""
+
+    step: steps.Step
+    log: Path
+    junit: Path
+    process: subprocess.Popen[bytes]
+    begin: float
+
+
+def start_step(suite: str, step: steps.Step) -> Running:
+    """Start the command of a step."""
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{suite}-{step.name}.log"
     junit = Path(step.junit) if step.junit else LOGS / f"{suite}-{step.name}.xml"
     junit.unlink(missing_ok=True)
-    start = time.monotonic()
     with log.open("w") as output:
-        result = subprocess.run(
+        process = subprocess.Popen(
             [part.replace(steps.JUNIT, str(junit)) for part in step.command],
             cwd=REPOSITORY, env={**os.environ, **step.environment}, stdout=output,
-            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False,
+            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-    seconds = time.monotonic() - start
+    return Running(step, log, junit, process, time.monotonic())
+
+
+def finish_step(suite: str, running: Running) -> Counts:
+    """Wait for a step, report it in one line, return its counts; the time is what was waited for it here."""
+    step, log, junit = running.step, running.log, running.junit
+    waited = time.monotonic()
+    code = running.process.wait()
+    seconds = time.monotonic() - (waited if step.beside else running.begin)
     kept = LOGS / f"{suite}-{step.name}.xml"
     if not junit.exists():
-        write_junit(kept, suite, step.name, seconds, result.returncode, log)
+        write_junit(kept, suite, step.name, seconds, code, log)
     elif junit != kept:
         shutil.copyfile(junit, kept)
     if junit.exists() and step.writes_junit:
         counts = read_junit(junit)
         total = counts.passed + counts.failed + counts.skipped
-        if total == 0 or (result.returncode and not counts.failed):
+        if total == 0 or (code and not counts.failed):
             counts.failed += 1
     elif step.counts:
-        counts = Counts(failed=1) if result.returncode else Counts(passed=1)
+        counts = Counts(failed=1) if code else Counts(passed=1)
     else:
-        counts = Counts(failed=1) if result.returncode else Counts()
+        counts = Counts(failed=1) if code else Counts()
     words = "FAILED" if counts.failed else "ok"
     detail = f"{counts.passed} passed" if step.counts or counts.passed else "done"
     if counts.failed:
         detail += f", {counts.failed} failed"
     if counts.skipped:
         detail += f", {counts.skipped} skipped"
+    if step.beside:
+        detail += ", begun with the suite"
     print(f"  {step.name:<22} {words:<7} {detail:<34} {seconds:6.1f} s", flush=True)
     text = log.read_text(errors="replace").splitlines()
     for line in text:
@@ -143,17 +163,27 @@ def run_step(suite: str, step: steps.Step) -> Counts:
     return counts
 
 
+def run_step(suite: str, step: steps.Step) -> Counts:
+    """Start a step and finish it."""
+    return finish_step(suite, start_step(suite, step))
+
+
 def run_suite(name: str, budget: float, make: Callable[[], list[steps.Step]]) -> SuiteResult:
     """Run all steps of a suite; a failed step that later ones need ends it."""
     print(f"{name}: budget {budget:g} min" if budget else f"{name}:", flush=True)
     start = time.monotonic()
     counts = Counts()
-    for step in make():
-        got = run_step(name, step)
+    made = make()
+    begun = {step.name: start_step(name, step) for step in made if step.beside}
+    for step in made:
+        got = finish_step(name, begun.pop(step.name) if step.name in begun else start_step(name, step))
         counts.add(got)
         if got.failed and step.needed:
             print(f"  the steps after {step.name} need it and are not run", flush=True)
             break
+    for left in begun.values():
+        left.process.terminate()
+        left.process.wait()
     return SuiteResult(name, budget, time.monotonic() - start, counts)
 
 
