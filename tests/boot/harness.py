@@ -18,7 +18,8 @@ else raises; there is no way to pass without the guest's own answer.
 
 Kernel messages and other noise may come in between at any character. A marker that noise has
 broken is asked for again, and what `value`, `capture` and `read_file` bring over is checked and
-fetched again until it is whole; `run` and `output` return the console's text as it came.
+fetched again until it is whole. `output` asks again when there is a kernel's time stamp in it;
+`run` returns the console's text as it came.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ _SYSTEM_LOG = "/var/log/messages"  # and .0, where it was rotated
 _HUSH = 'read level rest <F; [ "$level" -le 5 ] || echo 5 >F'.replace("F", "/proc/sys/kernel/printk")
 _INITRAMFS = ("rootfs.cpio", "rootfs.cpio.gz", "rootfs.cpio.xz", "rootfs.cpio.zst")
 _DISK_TYPES = ("erofs", "squashfs", "ext4")
+_KERNEL_STAMP = re.compile(r"\[ *\d+\.\d{6}\] ")
 _PROMPT = r"[#$] (?:\x1b\[6n)?$"
 
 
@@ -374,8 +376,21 @@ class Shell:
         return re.fullmatch(rf"\s*{mark}\[[^\n]*\]{mark}\s*", text) is None
 
     def output(self, command: str, *, timeout: float = COMMAND_SECONDS) -> str:
-        """The output, without the last line's end, of a command that must succeed."""
-        return self.run(command, timeout=timeout, check=True).output.removesuffix("\n")
+        """The output, without the ends of its last lines, of a command that must succeed.
+
+        The shell keeps it, and prints it again when the kernel may have said something in the middle.
+        """
+        print_it = "printf '%s\\n' \"$harness_text\""
+        keep = f"harness_text=$({{ {command}\n}} 2>&1); harness_kept=$?; {print_it}; ( exit $harness_kept )"
+        text = self.run(keep, timeout=timeout, check=True).output
+        for _ in range(_FETCH_TRIES):
+            if _KERNEL_STAMP.search(text) is None:
+                break
+            again = self.run(print_it, check=True).output
+            if again == text:  # what the command itself printed
+                break
+            text = again
+        return text.rstrip("\n")
 
     def capture(self, command: str, *, timeout: float = COMMAND_SECONDS, allow: Sequence[str] = ()) -> Captured:
         """Run a command with its streams in files and bring these over unchanged.

@@ -84,6 +84,16 @@ def test_commands_follow_each_other_without_mixing(shell: Shell) -> None:
     assert [shell.output(f"echo {n}") for n in range(20)] == [str(n) for n in range(20)]
 
 
+def test_a_message_of_the_kernel_in_an_output_is_left_out(shell: Shell) -> None:
+    message = "[   47.517295] hrtimer: interrupt took 34880400 ns"
+    # It comes when the output is printed, once.
+    once = f"""case $1 in '%s\\n') unset -f printf; echo '{message}';; esac; command printf "$@" """
+    shell.run(f"printf() {{ {once}; }}", check=True)
+    assert shell.output("echo append 0; echo position") == "append 0\nposition"
+    assert message in shell.console.log_path.read_text()
+    assert shell.output(f"echo '{message}'") == message  # a kernel's log is an output, too
+
+
 def test_a_failing_command_that_had_to_succeed_is_an_error_that_names_the_log(shell: Shell) -> None:
     with pytest.raises(CommandFailed, match=r"exit code 1[\s\S]*console log: .*healthy\.log"):
         shell.run("false", check=True)
