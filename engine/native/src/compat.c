@@ -32,7 +32,7 @@ const colibri_error *colibri_last_error(void)
 static int check_flags(uint32_t flags)
 {
     if ((flags & ~COLIBRI_ALL_POSITIONS) != 0)
-        return cb_fail(&last_error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(&last_error, COLIBRI_ERR_ARGUMENT,
                        "flags are 0x%x, known: COLIBRI_ALL_POSITIONS (0x%x)", flags,
                        COLIBRI_ALL_POSITIONS);
     return 0;
@@ -121,12 +121,12 @@ int colibri_run_inference(colibri_ctx_t *ctx, const int32_t *input_ids, int32_t 
     uint32_t start;
 
     if (ctx == NULL || input_ids == NULL || output_logits == NULL || seq_len == 0)
-        return cb_fail(&last_error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(&last_error, COLIBRI_ERR_ARGUMENT,
                        "colibri_run_inference: ctx, input_ids and output_logits must not be NULL, "
                        "seq_len must be at least 1");
     start = ctx->session->position;
     if (seq_len > ctx->model->plan.context_tokens - start) /* before any pass: they cost time */
-        return cb_fail(&last_error, COLIBRI_ERR_CONTEXT_FULL, CB_NO_OFFSET,
+        return cb_deny(&last_error, COLIBRI_ERR_CONTEXT_FULL,
                        "%zu tokens on top of %u do not fit the context of %u: call colibri_reset",
                        seq_len, start, ctx->model->plan.context_tokens);
     step = (ctx->flags & COLIBRI_ALL_POSITIONS) != 0 ? 1 : seq_len;

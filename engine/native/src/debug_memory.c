@@ -68,7 +68,7 @@ int cb_guards_check(struct cb_guards *g, const uint8_t *base, colibri_error *err
         for (k = 0; k < guard->bytes && guard->at[k] == pattern(k); k++)
             ;
         if (k < guard->bytes)
-            return cb_fail(error, COLIBRI_ERR_INTERNAL, CB_NO_OFFSET,
+            return cb_deny(error, COLIBRI_ERR_INTERNAL,
                            "buffer '%s' number %u (%llu bytes at offset %llu of the arena) was overrun: "
                            "byte %u behind its end changed",
                            guard->name, guard->number, (unsigned long long)guard->size,

@@ -58,7 +58,7 @@ static int defrag(colibri_model *m, colibri_defrag_report *report, colibri_error
     report->unlocked_bytes = m->lock.unlocked;
     report->relocked_bytes = before >= 0 && after > before ? (uint64_t)(after - before) : 0;
     if (code == 0 && m->lock_policy == COLIBRI_LOCK_REQUIRE && m->lock.unlocked > 0)
-        code = cb_fail(error, COLIBRI_ERR_LOCK, CB_NO_OFFSET, "%s", m->lock.message);
+        code = cb_deny(error, COLIBRI_ERR_LOCK, "%s", m->lock.message);
     return code;
 }
 
@@ -68,7 +68,7 @@ int colibri_model_defrag(colibri_model *m, colibri_defrag_report *report, colibr
     int code;
 
     if (m == NULL || (report != NULL && report->struct_size != sizeof *report))
-        return cb_fail(error, m == NULL ? COLIBRI_ERR_ARGUMENT : COLIBRI_ERR_STRUCT_SIZE, CB_NO_OFFSET,
+        return cb_deny(error, m == NULL ? COLIBRI_ERR_ARGUMENT : COLIBRI_ERR_STRUCT_SIZE,
                        "colibri_model_defrag: the model must not be NULL, struct_size must be %zu",
                        sizeof *report);
     code = cb_model_enter(m, "colibri_model_defrag", error);

@@ -7,19 +7,40 @@
 
 #include "spec.h"
 
-int cb_fail(colibri_error *error, int code, int64_t offset, const char *format, ...)
+static int fill(colibri_error *error, int code, int64_t offset, const char *format, va_list args)
 {
     if (error != NULL) {
-        va_list args;
-
         error->code = code;
         error->reserved = 0;
         error->offset = offset;
-        va_start(args, format);
         (void)vsnprintf(error->message, sizeof error->message, format, args);
-        va_end(args);
     }
     return code;
+}
+
+int cb_fail(colibri_error *error, int code, int64_t offset, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    code = fill(error, code, offset, format, args);
+    va_end(args);
+    return code;
+}
+
+int cb_deny(colibri_error *error, int code, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    code = fill(error, code, CB_NO_OFFSET, format, args);
+    va_end(args);
+    return code;
+}
+
+int cb_deny_null(colibri_error *error, const char *call, const char *what)
+{
+    return cb_deny(error, COLIBRI_ERR_ARGUMENT, "%s: %s must not be NULL", call, what);
 }
 
 /* Parallel to each other, in the order of the table. */

@@ -13,5 +13,9 @@
  * The message names the thing, the value, the limit and the fix. */
 int cb_fail(colibri_error *error, int code, int64_t offset, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
+/* The same where there is no place in a file. A function of its own: the argument took 4 bytes a call. */
+int cb_deny(colibri_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* ARGUMENT: `what` of the call must not be NULL. */
+int cb_deny_null(colibri_error *error, const char *call, const char *what);
 
 #endif

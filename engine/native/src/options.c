@@ -66,7 +66,7 @@ static int check(colibri_model_options *options, colibri_error *error)
 
         memcpy(&value, at, sizeof value);
         if (value > limit)
-            return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+            return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                            checks[i].is_enum ? "option %s is %u, the highest known value is %u"
                                              : "option %s is %u, must be 0 (default) or 1..%u",
                            name, value, limit);
@@ -87,7 +87,7 @@ int cb_options_resolve(colibri_model_options *out, const colibri_model_options *
         colibri_model_options_default(out);
     } else {
         if (options->struct_size != sizeof *out)
-            return cb_fail(error, COLIBRI_ERR_STRUCT_SIZE, CB_NO_OFFSET,
+            return cb_deny(error, COLIBRI_ERR_STRUCT_SIZE,
                            "colibri_model_options.struct_size is %u, this library knows %zu; begin "
                            "with colibri_model_options_default",
                            options->struct_size, sizeof *out);

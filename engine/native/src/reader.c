@@ -343,7 +343,7 @@ int cb_reader_start(struct cb_reader *r, const colibri_model *m, int fd, const c
     r->threads = threads;
     result = create_threads(r, threads);
     if (result != 0)
-        return cb_fail(error, COLIBRI_ERR_THREAD, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_THREAD,
                        "only %u of %u reading threads could be started: %s; lower io_threads or "
                        "raise the process limit",
                        r->started, threads, strerror(result));

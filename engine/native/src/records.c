@@ -11,169 +11,130 @@
 
 /* What one 4-byte field may hold. */
 enum field_kind {
-    ANY,      /* checked elsewhere */
-    RANGE,    /* low..high: below is malformed, above is beyond a limit */
-    ENUM,     /* 0..high; also booleans and bit sets: anything above is malformed */
+    ANY,     /* checked elsewhere */
+    RANGE,   /* low..high: below is malformed, above is beyond a limit */
+    ENUM,    /* 0..high; also booleans and bit sets: anything above is malformed */
     FINITE,
-    RESERVED  /* zero */
+    RESERVED /* zero */
 };
 
-struct field {
-    const char *name;
-    enum field_kind kind;
-    uint32_t low, high;
+struct rule {
+    uint32_t high;
+    uint8_t kind, low;
 };
 
-#define ANY_(name) {name, ANY, 0, 0}
-#define RANGE_(name, low, high) {name, RANGE, low, high}
-#define ENUM_(name, high) {name, ENUM, 0, high}
-#define BOOL_(name) {name, ENUM, 0, 1}
-#define FLOAT_(name) {name, FINITE, 0, 0}
-#define RESERVED_() {"reserved", RESERVED, 0, 0}
-
-static const struct field model_fields[] = {
-    ENUM_("family", CB_FAMILY_PHIMOE),
-    RANGE_("hidden", 1, CB_MAX_HIDDEN),
-    RANGE_("vocabulary", 1, CB_MAX_VOCABULARY),
-    RANGE_("layers", 1, CB_MAX_LAYERS),
-    RANGE_("context_tokens", 1, CB_MAX_CONTEXT_TOKENS),
-    ENUM_("position_kind", CB_POSITION_LEARNED),
-    RANGE_("position_offset", 0, CB_MAX_CONTEXT_TOKENS),
-    BOOL_("tied_head"),
-    FLOAT_("embedding_multiplier"),
-    FLOAT_("logits_multiplier"),
-    FLOAT_("logits_softcap"),
-    ENUM_("norm_kind", CB_NORM_LAYER),
-    FLOAT_("norm_eps"),
-    ENUM_("embedding_norm_kind", CB_NORM_LAYER),
-    BOOL_("head_bias"),
-    RESERVED_(),
+/* A rule is a byte in front of a field's name, an index into `rules`: a table of names, kinds and
+ * limits for every field would have three times the size. */
+static const struct rule rules[] = {
+    {0, ANY, 0},
+    {0, FINITE, 0},
+    {0, RESERVED, 0},
+    {1, ENUM, 0},
+    {CB_FAMILY_PHIMOE, ENUM, 0},
+    {CB_POSITION_LEARNED, ENUM, 0},
+    {CB_NORM_LAYER, ENUM, 0},
+    {CB_ROPE_INTERLEAVED, ENUM, 0},
+    {CB_MIXER_DELTA_NET, ENUM, 0},
+    {CB_FFN_MOE, ENUM, 0},
+    {CB_NORM_AT_PRE_MIXER | CB_NORM_AT_POST_MIXER | CB_NORM_AT_PRE_FFN | CB_NORM_AT_POST_FFN, ENUM, 0},
+    {CB_QK_NORM_FULL_WIDTH_THEN_CLIP, ENUM, 0},
+    {CB_ACT_IDENTITY, ENUM, 0},
+    {CB_SCORE_LOGITS, ENUM, 0},
+    {CB_NORMALISE_SUM, ENUM, 0},
+    {CB_ROUTER_INPUT_FFN_RESIDUAL, ENUM, 0},
+    {CB_GROUP_SCORE_TOP2_SUM, ENUM, 0},
+    {CB_SHARED_GATE_SIGMOID, ENUM, 0},
+    {CB_MAX_HIDDEN, RANGE, 1},
+    {CB_MAX_HIDDEN, RANGE, 0},
+    {CB_MAX_VOCABULARY, RANGE, 1},
+    {CB_MAX_LAYERS, RANGE, 1},
+    {CB_MAX_CONTEXT_TOKENS, RANGE, 1},
+    {CB_MAX_CONTEXT_TOKENS, RANGE, 0},
+    {CB_MAX_HEAD_DIM / 2, RANGE, 1},
+    {CB_MAX_HEADS, RANGE, 1},
+    {CB_MAX_HEAD_DIM, RANGE, 1},
+    {CB_MAX_INTERMEDIATE, RANGE, 1},
+    {CB_MAX_EXPERTS, RANGE, 1},
+    {CB_MAX_EXPERTS, RANGE, 0},
+    {CB_MAX_TOP_K, RANGE, 1},
 };
+/* In the order of `rules`. */
+#define ANY_ "\000"
+#define FLOAT_ "\001"
+#define RESERVED_ "\002reserved\0"
+#define BOOL_ "\003"
+#define FAMILY_ "\004"
+#define POSITION_ "\005"
+#define NORM_ "\006"
+#define STYLE_ "\007"
+#define MIXER_ "\010"
+#define FFN_ "\011"
+#define PLACES_ "\012"
+#define QK_NORM_ "\013"
+#define ACTIVATION_ "\014"
+#define SCORE_ "\015"
+#define NORMALISE_ "\016"
+#define INPUT_ "\017"
+#define GROUP_SCORE_ "\020"
+#define SHARED_GATE_ "\021"
+#define WIDTH_ "\022"
+#define WIDTH0_ "\023"
+#define VOCABULARY_ "\024"
+#define LAYERS_ "\025"
+#define TOKENS_ "\026"
+#define TOKENS0_ "\027"
+#define PAIRS_ "\030"
+#define HEADS_ "\031"
+#define HEAD_DIM_ "\032"
+#define INTERMEDIATE_ "\033"
+#define EXPERTS_ "\034"
+#define EXPERTS0_ "\035"
+#define TOP_K_ "\036"
+_Static_assert(sizeof rules / sizeof rules[0] == 037, "a rule for each of the bytes above");
 
-static const struct field rope_fields[] = {
-    ENUM_("style", CB_ROPE_INTERLEAVED),
-    RANGE_("pairs", 1, CB_MAX_HEAD_DIM / 2),
-    FLOAT_("attention_factor"),
-    RESERVED_(),
-};
-
-static const struct field layer_fields[] = {
-    ANY_("index"),
-    ENUM_("mixer_kind", CB_MIXER_DELTA_NET),
-    ENUM_("ffn_kind", CB_FFN_MOE),
-    ENUM_("norm_kind", CB_NORM_LAYER),
-    FLOAT_("norm_eps"),
-    ENUM_("norm_places",
-          CB_NORM_AT_PRE_MIXER | CB_NORM_AT_POST_MIXER | CB_NORM_AT_PRE_FFN | CB_NORM_AT_POST_FFN),
-    FLOAT_("residual_multiplier"),
-    BOOL_("norm_bias"),
-    BOOL_("parallel"),
-    RESERVED_(),
-};
-
-static const struct field attention_fields[] = {
-    RANGE_("heads", 1, CB_MAX_HEADS),
-    RANGE_("kv_heads", 1, CB_MAX_HEADS),
-    RANGE_("head_dim", 1, CB_MAX_HEAD_DIM),
-    RANGE_("value_dim", 1, CB_MAX_HEAD_DIM),
-    FLOAT_("scale"),
-    RANGE_("window_tokens", 0, CB_MAX_CONTEXT_TOKENS),
-    ANY_("rope_table"),
-    ENUM_("qk_norm_kind", CB_QK_NORM_FULL_WIDTH_THEN_CLIP),
-    FLOAT_("qk_norm_eps"),
-    FLOAT_("clip_qkv"),
-    FLOAT_("softcap"),
-    BOOL_("q_bias"),
-    BOOL_("kv_bias"),
-    BOOL_("o_bias"),
-    BOOL_("sinks"),
-    BOOL_("output_gate"),
-};
-
-static const struct field mla_fields[] = {
-    RANGE_("heads", 1, CB_MAX_HEADS),
-    RANGE_("q_rank", 0, CB_MAX_HIDDEN),
-    RANGE_("kv_rank", 1, CB_MAX_HIDDEN),
-    RANGE_("nope_dim", 1, CB_MAX_HEAD_DIM),
-    RANGE_("rope_dim", 1, CB_MAX_HEAD_DIM),
-    RANGE_("value_dim", 1, CB_MAX_HEAD_DIM),
-    FLOAT_("scale"),
-    ANY_("rope_table"),
-    FLOAT_("norm_eps"),
-    RANGE_("window_tokens", 0, CB_MAX_CONTEXT_TOKENS),
-};
-
-static const struct field short_conv_fields[] = {
-    RANGE_("width", 1, CB_MAX_HIDDEN),
-    RANGE_("taps", 1, CB_MAX_HEAD_DIM),
-    BOOL_("bias"),
-    RESERVED_(),
-};
-
-static const struct field ffn_fields[] = {
-    RANGE_("intermediate", 1, CB_MAX_INTERMEDIATE),
-    ENUM_("activation", CB_ACT_IDENTITY),
-    BOOL_("gated"),
-    BOOL_("bias"),
-    FLOAT_("clamp"),
-    FLOAT_("alpha"),
-};
-
-static const struct field moe_fields[] = {
-    RANGE_("experts", 1, CB_MAX_EXPERTS),
-    RANGE_("top_k", 1, CB_MAX_TOP_K),
-    RANGE_("intermediate", 1, CB_MAX_INTERMEDIATE),
-    ENUM_("activation", CB_ACT_IDENTITY),
-    BOOL_("gated"),
-    BOOL_("bias"),
-    FLOAT_("clamp"),
-    FLOAT_("alpha"),
-    ENUM_("router_score", CB_SCORE_LOGITS),
-    ENUM_("router_normalise", CB_NORMALISE_SUM),
-    FLOAT_("router_normalise_eps"),
-    ENUM_("router_input", CB_ROUTER_INPUT_FFN_RESIDUAL),
-    BOOL_("router_bias"),
-    BOOL_("selection_bias"),
-    RANGE_("groups", 0, CB_MAX_EXPERTS),
-    RANGE_("groups_chosen", 0, CB_MAX_EXPERTS),
-    ENUM_("group_score", CB_GROUP_SCORE_TOP2_SUM),
-    FLOAT_("routed_scale"),
-    FLOAT_("threshold"),
-    RESERVED_(),
-};
-
-static const struct field shared_fields[] = {
-    RANGE_("intermediate", 1, CB_MAX_INTERMEDIATE),
-    ENUM_("activation", CB_ACT_IDENTITY),
-    BOOL_("gated"),
-    BOOL_("bias"),
-    FLOAT_("clamp"),
-    FLOAT_("alpha"),
-    ENUM_("gate", CB_SHARED_GATE_SIGMOID),
-    RESERVED_(),
-};
+/* The fields of a block in file order, one after another. */
+static const char model_fields[] =
+    FAMILY_ "family\0" WIDTH_ "hidden\0" VOCABULARY_ "vocabulary\0" LAYERS_ "layers\0"
+    TOKENS_ "context_tokens\0" POSITION_ "position_kind\0" TOKENS0_ "position_offset\0"
+    BOOL_ "tied_head\0" FLOAT_ "embedding_multiplier\0" FLOAT_ "logits_multiplier\0"
+    FLOAT_ "logits_softcap\0" NORM_ "norm_kind\0" FLOAT_ "norm_eps\0"
+    NORM_ "embedding_norm_kind\0" BOOL_ "head_bias\0" RESERVED_;
+static const char rope_fields[] =
+    STYLE_ "style\0" PAIRS_ "pairs\0" FLOAT_ "attention_factor\0" RESERVED_;
+static const char layer_fields[] =
+    ANY_ "index\0" MIXER_ "mixer_kind\0" FFN_ "ffn_kind\0" NORM_ "norm_kind\0" FLOAT_ "norm_eps\0"
+    PLACES_ "norm_places\0" FLOAT_ "residual_multiplier\0" BOOL_ "norm_bias\0" BOOL_ "parallel\0"
+    RESERVED_;
+static const char attention_fields[] =
+    HEADS_ "heads\0" HEADS_ "kv_heads\0" HEAD_DIM_ "head_dim\0" HEAD_DIM_ "value_dim\0"
+    FLOAT_ "scale\0" TOKENS0_ "window_tokens\0" ANY_ "rope_table\0" QK_NORM_ "qk_norm_kind\0"
+    FLOAT_ "qk_norm_eps\0" FLOAT_ "clip_qkv\0" FLOAT_ "softcap\0" BOOL_ "q_bias\0"
+    BOOL_ "kv_bias\0" BOOL_ "o_bias\0" BOOL_ "sinks\0" BOOL_ "output_gate\0";
+static const char mla_fields[] =
+    HEADS_ "heads\0" WIDTH0_ "q_rank\0" WIDTH_ "kv_rank\0" HEAD_DIM_ "nope_dim\0"
+    HEAD_DIM_ "rope_dim\0" HEAD_DIM_ "value_dim\0" FLOAT_ "scale\0" ANY_ "rope_table\0"
+    FLOAT_ "norm_eps\0" TOKENS0_ "window_tokens\0";
+static const char short_conv_fields[] =
+    WIDTH_ "width\0" HEAD_DIM_ "taps\0" BOOL_ "bias\0" RESERVED_;
+#define MLP_ ACTIVATION_ "activation\0" BOOL_ "gated\0" BOOL_ "bias\0" FLOAT_ "clamp\0" FLOAT_ "alpha\0"
+static const char ffn_fields[] = INTERMEDIATE_ "intermediate\0" MLP_;
+static const char moe_fields[] =
+    EXPERTS_ "experts\0" TOP_K_ "top_k\0" INTERMEDIATE_ "intermediate\0" MLP_
+    SCORE_ "router_score\0" NORMALISE_ "router_normalise\0" FLOAT_ "router_normalise_eps\0"
+    INPUT_ "router_input\0" BOOL_ "router_bias\0" BOOL_ "selection_bias\0" EXPERTS0_ "groups\0"
+    EXPERTS0_ "groups_chosen\0" GROUP_SCORE_ "group_score\0" FLOAT_ "routed_scale\0"
+    FLOAT_ "threshold\0" RESERVED_;
+static const char shared_fields[] =
+    INTERMEDIATE_ "intermediate\0" MLP_ SHARED_GATE_ "gate\0" RESERVED_;
 
 struct block_type {
     const char *name;
-    const struct field *fields;
-    size_t count;
-    int has_array;
+    const char *fields;
+    uint16_t bytes; /* of the struct, 4 for each field */
+    uint16_t has_array;
 };
 
-#define BLOCK(id, name, array) [id] = {#name, name##_fields, sizeof name##_fields / sizeof name##_fields[0], array}
-#define SAME_SIZE(name)                                                                        \
-    _Static_assert(sizeof(struct cb_block_##name) == 4 * sizeof name##_fields / sizeof name##_fields[0], \
-                   #name ": one rule per field")
-
-SAME_SIZE(model);
-SAME_SIZE(rope);
-SAME_SIZE(layer);
-SAME_SIZE(attention);
-SAME_SIZE(mla);
-SAME_SIZE(short_conv);
-SAME_SIZE(ffn);
-SAME_SIZE(moe);
-SAME_SIZE(shared);
+#define BLOCK(id, name, array) [id] = {#name, name##_fields, sizeof(struct cb_block_##name), array}
 
 static const struct block_type block_types[] = {
     BLOCK(CB_BLOCK_MODEL, model, 0),
@@ -202,47 +163,50 @@ static int is_finite(uint32_t bits)
     return (bits & 0x7f800000u) != 0x7f800000u;
 }
 
-static int check_field(const struct block_type *type, const struct field *field, uint32_t value,
-                       int64_t offset, colibri_error *error)
+/* field: the byte of its rule and its name. */
+static int check_field(const char *block, const char *field, uint32_t value, int64_t offset,
+                       colibri_error *error)
 {
-    switch (field->kind) {
+    const struct rule *rule = &rules[(unsigned char)field[0]];
+    const char *name = field + 1;
+
+    switch (rule->kind) {
     case RANGE:
-        if (value > field->high)
+        if (value > rule->high)
             return cb_fail(error, COLIBRI_ERR_LIMIT, offset, "block %s: %s is %u, the limit is %u",
-                           type->name, field->name, value, field->high);
-        if (value < field->low)
+                           block, name, value, rule->high);
+        if (value < rule->low)
             return cb_fail(error, COLIBRI_ERR_RECORD, offset, "block %s: %s is %u, must be %u..%u",
-                           type->name, field->name, value, field->low, field->high);
+                           block, name, value, (unsigned)rule->low, rule->high);
         return 0;
     case ENUM:
-        if (value > field->high)
+        if (value > rule->high)
             return cb_fail(error, COLIBRI_ERR_RECORD, offset,
-                           "block %s: %s is %u, the highest known value is %u", type->name,
-                           field->name, value, field->high);
+                           "block %s: %s is %u, the highest known value is %u", block, name, value,
+                           rule->high);
         return 0;
     case FINITE:
         if (!is_finite(value))
-            return cb_fail(error, COLIBRI_ERR_RECORD, offset, "block %s: %s is not finite",
-                           type->name, field->name);
+            return cb_fail(error, COLIBRI_ERR_RECORD, offset, "block %s: %s is not finite", block,
+                           name);
         return 0;
     case RESERVED:
         if (value != 0)
             return cb_fail(error, COLIBRI_ERR_RECORD, offset,
-                           "block %s: reserved field is %u, must be 0", type->name, value);
+                           "block %s: reserved field is %u, must be 0", block, value);
         return 0;
-    case ANY:
-        break;
+    default:
+        return 0;
     }
-    return 0;
 }
 
 /* Fields in file order, then the array of a rope block. */
 static int check_block(const struct cb_records *r, const struct block_type *type,
                        colibri_error *error)
 {
-    size_t fixed = 4 * type->count;
+    size_t fixed = type->bytes;
+    const char *field = type->fields;
     struct cb_cursor fields;
-    size_t i;
 
     if (r->payload_bytes < fixed || (r->payload_bytes != fixed && !type->has_array))
         return cb_fail(error, COLIBRI_ERR_RECORD, r->offset,
@@ -259,12 +223,13 @@ static int check_block(const struct cb_records *r, const struct block_type *type
                            "block rope says %u pairs and holds %zu", rope.pairs,
                            (r->payload_bytes - fixed) / 4);
     }
-    for (i = 0; i < type->count; i++) {
+    while (cb_cursor_left(&fields) > r->payload_bytes - fixed) {
         int64_t offset = cb_cursor_offset(&fields);
-        int code = check_field(type, &type->fields[i], cb_cursor_u32(&fields), offset, error);
+        int code = check_field(type->name, field, cb_cursor_u32(&fields), offset, error);
 
         if (code != 0)
             return code;
+        field += strlen(field + 1) + 2;
     }
     while (cb_cursor_left(&fields) > 0) {
         int64_t offset = cb_cursor_offset(&fields);
@@ -399,6 +364,12 @@ static int read_mixer(struct cb_records *r, struct cb_layer_records *l, colibri_
         code = take(r, CB_BLOCK_MLA, &l->mla, sizeof l->mla, &offset, error);
         if (code != 0)
             return code;
+        l->attention.heads = l->attention.kv_heads = l->mla.heads;
+        l->attention.head_dim = l->mla.nope_dim + l->mla.rope_dim;
+        l->attention.value_dim = l->mla.value_dim;
+        l->attention.scale = l->mla.scale;
+        l->attention.window_tokens = l->mla.window_tokens;
+        l->attention.rope_table = l->mla.rope_table;
         return check_rope(r, l->mla.rope_table, l->mla.rope_dim, offset, error);
     case CB_MIXER_SHORT_CONV:
         return take(r, CB_BLOCK_SHORT_CONV, &l->short_conv, sizeof l->short_conv, &offset, error);

@@ -33,24 +33,24 @@ void colibri_sampler_default(colibri_sampler *sampler)
 int cb_sampler_check(const colibri_sampler *s, colibri_error *error)
 {
     if (s->struct_size != sizeof *s)
-        return cb_fail(error, COLIBRI_ERR_STRUCT_SIZE, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_STRUCT_SIZE,
                        "colibri_sampler has struct_size %u, this library knows %zu: start from "
                        "colibri_sampler_default",
                        s->struct_size, sizeof *s);
     /* written so that a NaN fails */
     if (!(s->temperature >= 0.0f && s->temperature <= FLT_MAX))
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "sampler: temperature is %g, must be finite and 0 (greedy) or more",
                        (double)s->temperature);
     if (!(s->top_p > 0.0f && s->top_p <= 1.0f))
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "sampler: top_p is %g, must be above 0 and at most 1 (all)",
                        (double)s->top_p);
     if (!(s->min_p >= 0.0f && s->min_p <= 1.0f))
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "sampler: min_p is %g, must be in 0 (all) to 1", (double)s->min_p);
     if (s->reserved != 0)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "sampler: reserved is %u, must be 0: start from colibri_sampler_default",
                        s->reserved);
     return 0;

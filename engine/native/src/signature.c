@@ -69,7 +69,7 @@ int cb_trust_resolve(struct cb_trust *trust, const colibri_model_options *option
     trust->required = options->require_signature != 0 || options->public_key != NULL;
 #ifdef CB_PUBLIC_KEY
     if (options->public_key != NULL && memcmp(options->public_key, built_in, sizeof built_in) != 0)
-        return cb_fail(error, COLIBRI_ERR_SIGNATURE, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_SIGNATURE,
                        "option public_key differs from the key that this build trusts and no "
                        "option can replace; leave it out");
     trust->key = built_in;
@@ -79,12 +79,12 @@ int cb_trust_resolve(struct cb_trust *trust, const colibri_model_options *option
 #endif
 #ifndef CB_HAVE_SIGNATURES
     if (trust->required)
-        return cb_fail(error, COLIBRI_ERR_SIGNATURE, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_SIGNATURE,
                        "a signature is asked for, but this build was made without libsodium and "
                        "cannot check one; build with -Dsignatures=enabled");
 #endif
     if (trust->required && trust->key == NULL)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "option require_signature needs a public_key: give one, or build with "
                        "-Dpublic_key");
     return 0;
@@ -138,7 +138,7 @@ int cb_signature_check(const struct cb_container *c, const struct cb_trust *trus
                        "one is there");
     if (!s->present) {
         if (trust->required)
-            return cb_fail(error, COLIBRI_ERR_SIGNATURE, CB_NO_OFFSET,
+            return cb_deny(error, COLIBRI_ERR_SIGNATURE,
                            "the model is not signed and only signed ones are accepted; sign it with "
                            "`colibri sign`");
         return 0;

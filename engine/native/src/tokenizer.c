@@ -28,7 +28,7 @@ _Static_assert(CB_TOKENIZER_FLAG_ADD_BOS == 1 && CB_TOKENIZER_FLAG_IGNORE_MERGES
                    CB_TOKENIZER_FLAG_CHAT_PREFIX_SPACE == 32,
                "the values that the two sets are made of");
 
-#define MALFORMED(...) cb_fail(error, COLIBRI_ERR_TOKENIZER, CB_NO_OFFSET, __VA_ARGS__)
+#define MALFORMED(...) cb_deny(error, COLIBRI_ERR_TOKENIZER, __VA_ARGS__)
 
 /* ---- the section ------------------------------------------------------------------------------ */
 
@@ -44,7 +44,7 @@ static int check_choice(const struct cb_tokenizer *t, const char *name, uint32_t
     if (value > known)
         return MALFORMED("tokenizer %s %u is unknown; known are 0..%u", name, value, known);
     if ((built >> value & 1u) == 0)
-        return cb_fail(error, COLIBRI_ERR_UNSUPPORTED, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_UNSUPPORTED,
                        "tokenizer %s %u is not built in for kind %u (docs/format.md, section 6)",
                        name, value, t->head.kind);
     return 0;
@@ -80,7 +80,7 @@ static int check_counts(const struct cb_tokenizer_header *h, size_t bytes, uint3
     if (h->tokens == 0)
         return MALFORMED("tokenizer has no tokens");
     if (h->tokens > CB_MAX_VOCABULARY)
-        return cb_fail(error, COLIBRI_ERR_LIMIT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_LIMIT,
                        "tokenizer has %u tokens, the limit is %u", h->tokens, CB_MAX_VOCABULARY);
     if (h->tokens > vocabulary)
         return MALFORMED("tokenizer has %u tokens, the model's vocabulary is %u", h->tokens,
@@ -141,7 +141,7 @@ static int check_offsets(const struct cb_tokenizer *t, colibri_error *error)
             return MALFORMED("token %u ends at text byte %u, before its start %u", i, o[i + 1],
                              o[i]);
         if (o[i + 1] - o[i] > CB_MAX_TOKEN_BYTES)
-            return cb_fail(error, COLIBRI_ERR_LIMIT, CB_NO_OFFSET,
+            return cb_deny(error, COLIBRI_ERR_LIMIT,
                            "token %u has %u bytes, the limit is %u", i, o[i + 1] - o[i],
                            CB_MAX_TOKEN_BYTES);
     }
@@ -388,7 +388,7 @@ int cb_tokenizer_open(struct cb_tokenizer *t, const uint8_t *section, size_t byt
         return MALFORMED("tokenizer section is %zu bytes, its head alone is %zu", bytes,
                          sizeof t->head);
     if (bytes > CB_MAX_TOKENIZER_BYTES)
-        return cb_fail(error, COLIBRI_ERR_LIMIT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_LIMIT,
                        "tokenizer section is %zu bytes, the limit is %u", bytes,
                        CB_MAX_TOKENIZER_BYTES);
     memcpy(&t->head, section, sizeof t->head);
@@ -670,18 +670,18 @@ int cb_tokenizer_encode(const struct cb_tokenizer *t, const char *text, size_t l
 
     *count = 0;
     if (form != COLIBRI_TEXT_PLAIN && form != COLIBRI_TEXT_CHAT)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "text form %d is unknown: give COLIBRI_TEXT_PLAIN or COLIBRI_TEXT_CHAT",
                        (int)form);
     if (limit > NO_SYMBOL - 1)
         limit = NO_SYMBOL - 1;
     if (length > limit || t->around > limit - length)
-        return cb_fail(error, COLIBRI_ERR_TEXT_LONG, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_TEXT_LONG,
                        "text has %zu bytes, and %llu around it, the limit is %llu: shorten it or raise "
                        "max_text_bytes",
                        length, (unsigned long long)t->around, (unsigned long long)limit);
     if (chat && t->head.chat_prefix == 0 && t->head.chat_suffix == 0)
-        return cb_fail(error, COLIBRI_ERR_NO_CHAT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_NO_CHAT,
                        "the model has no chat form: give the text as it is (COLIBRI_TEXT_PLAIN)");
     if (length == 0)
         text = ""; /* it may be NULL */
@@ -707,7 +707,7 @@ int cb_tokenizer_encode(const struct cb_tokenizer *t, const char *text, size_t l
     if (chat && !characters)
         emit_all(&out, t->chat_suffix, t->head.chat_suffix);
     if (out.count > out.capacity)
-        return cb_fail(error, COLIBRI_ERR_TEXT_LONG, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_TEXT_LONG,
                        "text of %zu bytes has %zu ids, there is room for %zu: shorten it or give "
                        "more room",
                        length, out.count, out.capacity);
