@@ -230,6 +230,13 @@ class TensorFiles:
                 values[row] = self._gather(place, what, start + row * row_step, columns, column_step)
         return values
 
+    def elements(self, name: str, first: int, count: int) -> F32:
+        """`count` elements of a tensor without gaps, in the order of its shape, from element `first` on."""
+        place = self._places[name]
+        if tuple(place.strides) != row_major(place.shape):
+            raise ColibriError(Code.UNSUPPORTED, f"tensor {shown(name)} is not stored row by row; save it again")
+        return self._gather(place, f"tensor {shown(name)}", first, count, 1)
+
     @staticmethod
     def _gather(place: Place, what: str, start: int, count: int, step: int) -> F32:
         """`count` elements, `step` apart, from element `start` of the tensor's storage."""

@@ -8,12 +8,14 @@ nothing else may be there: a tensor that is left over means arithmetic that woul
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from colibri import __version__
 from colibri._families import FAMILIES, GGUF
@@ -37,6 +39,7 @@ from colibri.format import tensor_groups
 from colibri.gguf_reader import Gguf
 from colibri.job import Job, Precision, Report, RowSource, run_job
 from colibri.layout import F32
+from colibri.mxfp4 import Mxfp4
 from colibri.provenance import digests, gguf_license, license_of, provenance
 from colibri.records import Records, required_tensors
 from colibri.safetensors_reader import Safetensors
@@ -56,15 +59,20 @@ TOKENIZER_FILES = (
 )
 
 
-def expected_names(records: Records, names: dict[str, str]) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor that a checkpoint must have."""
+def expected_names(
+    records: Records, names: dict[str, str], sizes: dict[str, int] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor that a checkpoint must have; sizes: DecoderShape.part_rows, for names that need them."""
     shapes: dict[str, tuple[int, ...]] = {}
     for scope, layer in tensor_groups(records):
         for role, shape in required_tensors(records, scope, layer).items():
             name = _tensor_name(names, role)
             experts = records.layers[layer].experts if layer is not None else 0
-            rows = shape.rows * name.parts
-            matrix = (rows, shape.columns) if shape.rows > 1 or shape.layout else (shape.columns * name.parts,)
+            vector = shape.rows == 1 and shape.layout == Layout.ROWS
+            rows = name.stored_rows(shape.columns if vector else shape.rows, sizes or {})
+            matrix: tuple[int, ...] = (rows,) if vector else (rows, shape.columns)
+            if name.transposed:
+                matrix = matrix[::-1]
             if not name.stacked:
                 for expert in range(experts):
                     shapes[name.template.format(layer=layer, expert=expert)] = matrix
@@ -85,7 +93,9 @@ def _tensor_name(names: dict[str, str], role: Role) -> TensorName:
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A matrix of one row is a vector to some writers."""
+    """A matrix of one row is a vector to some writers, and a kernel of one channel has a middle of 1."""
+    if len(shape) == 3 and shape[1] == 1:
+        shape = (shape[0], shape[2])
     return shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
 
 
@@ -116,6 +126,8 @@ class Renamed:
 
     def __init__(self, source: Source, pairs: list[list[str]]) -> None:
         self.source = source
+        self._lock = threading.Lock()
+        self._whole: dict[tuple[str, int], F32] = {}  # matrices that are read by columns, the last ones
         self._names: dict[str, str] = {}
         for name in source.shapes():
             known = name
@@ -136,25 +148,50 @@ class Renamed:
         """As those of the checkpoint."""
         return self.source.rows(self._names[name], first, end, index)
 
+    def columns(self, name: str, wanted: npt.NDArray[np.int64], index: int) -> F32:
+        """Columns of a matrix, or of matrix `index` of a stack, as rows."""
+        if isinstance(self.source, Mxfp4):
+            return self.source.columns(self._names[name], wanted, index)
+        with self._lock:
+            whole = self._whole.get((name, index))
+            if whole is None:
+                *lead, rows, _ = self.shapes()[name]
+                kernels = len(lead) == 1 and rows == 1  # a convolution's: [channels][1][taps]
+                parts = [self.rows(name, 0, rows, at) for at in (range(lead[0]) if kernels else (index,))]
+                whole = np.concatenate(parts)
+                while len(self._whole) > 1:
+                    self._whole.pop(next(iter(self._whole)))
+                self._whole[name, index] = whole
+        return np.ascontiguousarray(whole[:, wanted].T)
+
     def files(self) -> list[Path]:
         """The files that hold the tensors."""
         return self.source.files()
 
 
-def named_rows(source: Source, names: dict[str, str], head_dim: int = 0) -> RowSource:
-    """Rows by the names of the checkpoint; head_dim: of every head, for names that need it."""
+def _part_of(source: Source, name: TensorName, slot: Slot, first: int, end: int, sizes: dict[str, int]) -> F32:
+    """Rows first..end of what `name` means; a vector is one row, of which all is meant."""
+    tensor = slot.tensor
+    template = name.template.format(layer=tensor.layer, expert=slot.expert)
+    index = (slot.expert or 0) if name.stacked else 0
+    if tensor.layout == Layout.ROWS and tensor.rows == 1:
+        values = source.rows(template, index, index + 1)
+        runs = name.runs(0, tensor.columns, tensor.columns, sizes)
+        return np.concatenate([values[:, at:to] for at, to in runs], axis=1)
+    runs = name.runs(first, end, tensor.rows, sizes)
+    if name.transposed:
+        if not isinstance(source, Renamed):
+            raise ColibriError(Code.INTERNAL, f"{template}: {type(source).__name__} is not read by columns")
+        return source.columns(template, np.concatenate([np.arange(at, to) for at, to in runs]), index)
+    parts = [source.rows(template, at, to, index) for at, to in runs]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def named_rows(source: Source, names: dict[str, str], sizes: dict[str, int] | None = None) -> RowSource:
+    """Rows by the names of the checkpoint; sizes: DecoderShape.part_rows, for names that need them."""
 
     def rows(slot: Slot, first: int, end: int) -> F32:
-        tensor = slot.tensor
-        wanted = _tensor_name(names, tensor.role)
-        name = wanted.template.format(layer=tensor.layer, expert=slot.expert)
-        index = (slot.expert or 0) if wanted.stacked else 0
-        if tensor.layout == Layout.ROWS and wanted.parts > 1:  # a vector is one row of the checkpoint
-            values = source.rows(name, 0, 1)
-            runs = wanted.runs(0, tensor.columns, tensor.columns, head_dim)
-            return np.concatenate([values[:, at:to] for at, to in runs], axis=1)
-        parts = [source.rows(name, at, to, index) for at, to in wanted.runs(first, end, tensor.rows, head_dim)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return _part_of(source, _tensor_name(names, slot.tensor.role), slot, first, end, sizes or {})
 
     return rows
 
@@ -228,13 +265,15 @@ def huggingface_job(
     shape = shape_from_config(key, config)
     records = decoder_records(shape)
     names: dict[str, str] = family["tensors"]
-    expected = expected_names(records, names)  # of the whole context: a table of positions is cut behind it
+    # Of the whole context: a table of positions is cut behind it.
+    expected = expected_names(records, names, shape.part_rows)
     limit_context(records, context_tokens)
     source = open_checkpoint(directory)
-    ignored = list(family.get("ignored", []))
+    ignored = [pattern.format(layers=records.model.layers) for pattern in family.get("ignored", [])]
     if records.model.tied_head and "head" in names:
         ignored.append(names["head"])  # some writers store the tied matrix twice
-    tensors = Renamed(source, family.get("renamed", []))
+    packed = Mxfp4(source)
+    tensors = Renamed(packed if packed.present else source, family.get("renamed", []))
     check_names(tensors, expected, ignored)
     section = None
     read = ["config.json", f"{source.single}.index.json", *(path.name for path in source.files())]
@@ -260,7 +299,7 @@ def huggingface_job(
     said = {**_options(records, tokenizer, chat), **({"drop_nfc": True} if drop_nfc and tokenizer else {})}
     return Job(
         records,
-        named_rows(tensors, names, shape.head_dim),
+        named_rows(tensors, names, shape.part_rows),
         precision,
         section,
         provenance(origin, precision.names(), options=said, license=terms),

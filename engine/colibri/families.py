@@ -15,7 +15,9 @@ from colibri._spec import (
     Code,
     Family,
     FfnBlock,
+    GroupScore,
     LayerBlock,
+    MlaBlock,
     ModelBlock,
     MoeBlock,
     NormKind,
@@ -29,11 +31,12 @@ from colibri._spec import (
     RouterScore,
     SharedBlock,
     SharedGate,
+    ShortConvBlock,
 )
 from colibri.errors import ColibriError, shown
 from colibri.numbers import attention_scale
-from colibri.records import LayerRecords, Records, encode_records, parse_records
-from colibri.rope import MAX_THETA, Scaling, frequencies, scaling_from_config
+from colibri.records import LayerRecords, Mixer, Records, encode_records, parse_records
+from colibri.rope import MAX_THETA, Scaling, frequencies, scaling_from_config, score_growth
 
 
 @dataclass
@@ -82,6 +85,29 @@ class DecoderShape:
     shared_gate: SharedGate = SharedGate.NONE
     dense_layers: frozenset[int] = frozenset()
     dense_intermediate: int = 0
+    clamp: float = 0.0  # of swiglu_clamped
+    alpha: float = 0.0
+    router_bias: bool = False
+    selection_bias: bool = False
+    normalise_eps: float = 0.0
+    groups: int = 0  # 0: none
+    groups_chosen: int = 0
+    group_score: GroupScore = GroupScore.NONE
+    sinks: bool = False
+    conv_layers: frozenset[int] = frozenset()  # those with a short convolution instead of attention
+    conv_taps: int = 0
+    conv_bias: bool = False
+    kv_rank: int = 0  # 0: no latent attention; then head_dim is what the channels below add up to
+    q_rank: int = 0  # 0: queries without a latent vector
+    nope_dim: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0  # 0: head_dim
+    latent_eps: float = 0.0
+
+    @property
+    def part_rows(self) -> dict[str, int]:
+        """Rows of one head that names of families.toml speak of."""
+        return {"head": self.head_dim, "nope": self.nope_dim, "value": self.value_dim}
 
 
 # Smallest and largest value. The layers come first: everything else is done once for each of them.
@@ -100,12 +126,22 @@ _RANGES = {
     "rotary_dim": (0, spec.MAX_HEAD_DIM),
     "shared_intermediate": (0, spec.MAX_INTERMEDIATE),
     "dense_intermediate": (0, spec.MAX_INTERMEDIATE),
+    "groups": (0, spec.MAX_EXPERTS),
+    "groups_chosen": (0, spec.MAX_EXPERTS),
+    "conv_taps": (0, spec.MAX_HEAD_DIM),
+    "kv_rank": (0, spec.MAX_HIDDEN),
+    "q_rank": (0, spec.MAX_HIDDEN),
+    "nope_dim": (0, spec.MAX_HEAD_DIM),
+    "rope_dim": (0, spec.MAX_HEAD_DIM),
+    "value_dim": (0, spec.MAX_HEAD_DIM),
+    "leading_dense": (0, spec.MAX_LAYERS),  # of a configuration, as the rest
+    "shared_experts": (0, spec.MAX_EXPERTS),
     "intermediate_of_all": (1, spec.MAX_INTERMEDIATE * spec.MAX_EXPERTS),  # of a configuration, as is
     "sparse_step": (1, spec.MAX_LAYERS),  # this
 }
 # Numbers that are above 0 and at most this; those of the second group may be 0, which is "none".
 _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_divisor", "routed_scale")
-_OPTIONAL_REALS = ("clip_qkv", "attention_scale", "threshold")
+_OPTIONAL_REALS = ("clip_qkv", "attention_scale", "threshold", "clamp", "alpha")
 _MAX_REAL = 1e6
 
 
@@ -153,7 +189,7 @@ def check_shape(shape: DecoderShape, prefix: str = "") -> None:
 def decoder_records(shape: DecoderShape) -> Records:
     """Records of the decoder; refused when a dimension is outside the format's limits."""
     check_shape(shape)
-    rotary = shape.rotary_dim or shape.head_dim
+    rotary = shape.rope_dim or shape.rotary_dim or shape.head_dim
     model = ModelBlock(
         family=shape.family,
         hidden=shape.hidden,
@@ -178,7 +214,6 @@ def decoder_records(shape: DecoderShape) -> Records:
 
 def _layer_records(shape: DecoderShape, index: int) -> LayerRecords:
     dense = index in shape.dense_layers
-    rotated = shape.positions == PositionKind.ROPE and (shape.rope_layers is None or index in shape.rope_layers)
     layer = LayerBlock(
         index=index,
         mixer_kind=spec.MixerKind.ATTENTION,
@@ -189,30 +224,21 @@ def _layer_records(shape: DecoderShape, index: int) -> LayerRecords:
         norm_places=NormPlace.PRE_MIXER | NormPlace.PRE_FFN,
         residual_multiplier=shape.residual_multiplier,
     )
-    windowed = shape.window_layers is None or index in shape.window_layers
-    attention = AttentionBlock(
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        value_dim=shape.head_dim,
-        scale=shape.attention_scale or attention_scale(shape.head_dim),
-        window_tokens=shape.window_tokens if windowed else 0,
-        rope_table=0 if rotated else spec.NONE_INDEX,
-        qk_norm_kind=shape.qk_norm,
-        qk_norm_eps=shape.norm_eps if shape.qk_norm else 0.0,
-        clip_qkv=shape.clip_qkv,
-        q_bias=int(shape.qkv_bias),
-        kv_bias=int(shape.qkv_bias),
-        o_bias=int(shape.o_bias),
-    )
+    mixer = _mixer(shape, index)
+    if isinstance(mixer, ShortConvBlock):
+        layer.mixer_kind = spec.MixerKind.SHORT_CONV
+    elif isinstance(mixer, MlaBlock):
+        layer.mixer_kind = spec.MixerKind.MLA
     if dense:
         ffn = FfnBlock(
             intermediate=shape.dense_intermediate,
             activation=shape.activation,
             gated=int(shape.gated),
             bias=int(shape.ffn_bias),
+            clamp=shape.clamp,
+            alpha=shape.alpha,
         )
-        return LayerRecords(layer, attention, ffn)
+        return LayerRecords(layer, mixer, ffn)
     moe = MoeBlock(
         experts=shape.experts,
         top_k=shape.top_k,
@@ -220,9 +246,17 @@ def _layer_records(shape: DecoderShape, index: int) -> LayerRecords:
         activation=shape.activation,
         gated=int(shape.gated),
         bias=int(shape.ffn_bias),
+        clamp=shape.clamp,
+        alpha=shape.alpha,
         router_score=shape.router_score,
         router_normalise=shape.router_normalise,
+        router_normalise_eps=shape.normalise_eps,
         router_input=shape.router_input,
+        router_bias=int(shape.router_bias),
+        selection_bias=int(shape.selection_bias),
+        groups=shape.groups,
+        groups_chosen=shape.groups_chosen,
+        group_score=shape.group_score,
         routed_scale=shape.routed_scale,
         threshold=shape.threshold,
     )
@@ -235,7 +269,46 @@ def _layer_records(shape: DecoderShape, index: int) -> LayerRecords:
             bias=int(shape.ffn_bias),
             gate=shape.shared_gate,
         )
-    return LayerRecords(layer, attention, moe, shared)
+    return LayerRecords(layer, mixer, moe, shared)
+
+
+def _mixer(shape: DecoderShape, index: int) -> Mixer:
+    """What mixes tokens in layer `index`."""
+    if index in shape.conv_layers:
+        return ShortConvBlock(width=shape.hidden, taps=shape.conv_taps, bias=int(shape.conv_bias))
+    rotated = shape.positions == PositionKind.ROPE and (shape.rope_layers is None or index in shape.rope_layers)
+    windowed = shape.window_layers is None or index in shape.window_layers
+    table = 0 if rotated else spec.NONE_INDEX
+    if shape.kv_rank:
+        plain = attention_scale(shape.nope_dim + shape.rope_dim)
+        return MlaBlock(
+            heads=shape.heads,
+            q_rank=shape.q_rank,
+            kv_rank=shape.kv_rank,
+            nope_dim=shape.nope_dim,
+            rope_dim=shape.rope_dim,
+            value_dim=shape.value_dim,
+            scale=plain * score_growth(shape.scaling),
+            rope_table=table,
+            norm_eps=shape.latent_eps,
+            window_tokens=shape.window_tokens if windowed else 0,
+        )
+    return AttentionBlock(
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        value_dim=shape.head_dim,
+        scale=shape.attention_scale or attention_scale(shape.head_dim),
+        window_tokens=shape.window_tokens if windowed else 0,
+        rope_table=table,
+        qk_norm_kind=shape.qk_norm,
+        qk_norm_eps=shape.norm_eps if shape.qk_norm else 0.0,
+        clip_qkv=shape.clip_qkv,
+        q_bias=int(shape.qkv_bias),
+        kv_bias=int(shape.qkv_bias),
+        o_bias=int(shape.o_bias),
+        sinks=int(shape.sinks),
+    )
 
 
 def family_of(architectures: list[str], model_type: str) -> str:
@@ -322,7 +395,11 @@ def config_notes(config: dict[str, Any], version: str) -> list[str]:
 
 
 _REALS = ("norm_eps", "rope_theta", *_MULTIPLIERS, *_OPTIONAL_REALS)
-_BOOLEANS = ("tied_head", "normalise", "qkv_bias", "o_bias", "windowed", "early_router", "softmax_router")
+_BOOLEANS = (
+    *("tied_head", "normalise", "qkv_bias", "o_bias", "windowed", "early_router", "softmax_router", "selection_bias"),
+    *("conv_bias", "interleaved"),
+)
+_WORDS = ("grouping",)
 _LISTS = ("dense_layers", "layer_types", "rope_layout", "window_layout", "sparse_layout")
 # What a family may fix by name of the format: field of DecoderShape -> its enum.
 _KINDS: dict[str, Any] = {
@@ -334,6 +411,7 @@ _KINDS: dict[str, Any] = {
     "activation": Activation,
     "norm": NormKind,
     "positions": PositionKind,
+    "group_score": GroupScore,
 }
 
 
@@ -351,6 +429,8 @@ def _value(name: str, key: str, value: Any) -> Any:
         return value
     if name in _REALS:
         return _real(name, value)
+    if name in _WORDS:
+        return str(value)
     if name in _LISTS:
         if not isinstance(value, list):
             raise ColibriError(Code.ARGUMENT, f"config.json: {key} is {_shown(value)}, must be a list")
@@ -381,7 +461,7 @@ def _config_values(family: dict[str, Any], config: dict[str, Any]) -> dict[str, 
 def _dense_layers(values: dict[str, Any]) -> frozenset[int]:
     """The layers without experts: those that are listed, and those between two of every `sparse_step`."""
     layers, step = values["layers"], values.pop("sparse_step", 1)
-    listed = values.pop("dense_layers", [])
+    listed = [*values.pop("dense_layers", []), *range(min(layers, values.pop("leading_dense", 0)))]
     if not all(type(index) is int and 0 <= index < layers for index in listed):
         raise ColibriError(
             Code.ARGUMENT, f"config.json: dense layers are {_shown(listed)}, must be numbers of layers, 0..{layers - 1}"
@@ -418,6 +498,36 @@ def _router_kinds(values: dict[str, Any]) -> dict[str, Any]:
     return kinds
 
 
+def _group_kinds(values: dict[str, Any]) -> dict[str, Any]:
+    """Groups of experts, where the configuration chooses some of them first."""
+    if "groups" not in values:
+        return {}
+    if values.pop("grouping", "") == "greedy" or values["groups"] <= 1:  # none, whatever the numbers say
+        values["groups"] = values["groups_chosen"] = 0
+        return {"group_score": GroupScore.NONE}
+    groups, chosen, experts = values["groups"], values["groups_chosen"], values["experts"]
+    if experts % groups or not 1 <= chosen <= groups or values["top_k"] > chosen * (experts // groups):
+        raise ColibriError(
+            Code.ARGUMENT,
+            f"config.json: {chosen} of {groups} groups of {experts} experts, {values['top_k']} for a token, do not go "
+            "together: groups are of one size, and those that are chosen hold the experts of a token",
+        )
+    return {}
+
+
+def _conv_layers(values: dict[str, Any]) -> frozenset[int]:
+    """The layers that `layer_types` calls conv; it is used up where the family has such layers."""
+    if "conv_taps" not in values:
+        return frozenset()
+    types, layers = values.pop("layer_types"), values["layers"]
+    if len(types) != layers or not all(kind in ("conv", "full_attention") for kind in types):
+        raise ColibriError(
+            Code.ARGUMENT,
+            f"config.json: layer_types is {_shown(types)}, must be conv or full_attention for each of {layers} layers",
+        )
+    return frozenset(index for index, kind in enumerate(types) if kind == "conv")
+
+
 def _window_layers(values: dict[str, Any], family: dict[str, Any]) -> frozenset[int] | None:
     """The layers with a sliding window, None for all; without any, window_tokens becomes 0."""
     windowed, types = values.pop("windowed", True), values.pop("layer_types", [])
@@ -429,7 +539,7 @@ def _window_layers(values: dict[str, Any], family: dict[str, Any]) -> frozenset[
         return layout
     if not values.get("window_tokens") or "layer_types" not in family["config"]:
         return None
-    known = ("full_attention", "sliding_attention")
+    known: tuple[str, ...] = ("full_attention", "sliding_attention")
     if len(types) != layers or not all(kind in known for kind in types):
         raise ColibriError(
             Code.ARGUMENT,
@@ -463,9 +573,13 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
     family = FAMILIES[key]
     values = _config_values(family, config)
     dense = _dense_layers(values)
+    convolutions = _conv_layers(values)
     windows = _window_layers(values, family)
     rope_layers = _layout(values, "rope_layout")
-    scaling = scaling_from_config(config, values["context_tokens"])
+    latent = "kv_rank" in values
+    scaling = scaling_from_config(config, values["context_tokens"], latent)
+    if latent:
+        values["head_dim"] = values["nope_dim"] + values["rope_dim"]
     if not values["head_dim"]:
         if values["hidden"] % values["heads"]:
             raise ColibriError(
@@ -477,6 +591,11 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
     values["kv_heads"] = values.get("kv_heads") or values["heads"]
     kinds = fixed_kinds(family["layer"])
     kinds |= _router_kinds(values)
+    kinds |= _group_kinds(values)
+    if "interleaved" in values:
+        kinds["rope_style"] = RopeStyle.INTERLEAVED if values.pop("interleaved") else RopeStyle.HALF
+    if "shared_experts" in values:
+        values["shared_intermediate"] = values.pop("shared_experts") * values["intermediate"]
     if kinds.pop("one_keeps_its_share", False) and values["top_k"] == 1:
         kinds["router_normalise"] = RouterNormalise.NONE
     _split_experts(values)
@@ -484,6 +603,7 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
         family=Family[key.upper()],
         dense_layers=dense,
         window_layers=windows,
+        conv_layers=convolutions,
         rope_layers=rope_layers,
         scaling=scaling,
         **kinds,
@@ -495,36 +615,60 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
 
 # --------------------------------------------------------------------------- names of tensors
 
-_PART = re.compile(r"(.*)\[(\d+)/(\d+)( of every head)?\]")
+_PART = re.compile(
+    r"(?P<name>.*)\[(?P<transposed>transposed)?(, )?"
+    r"((?P<part>\d+)/(?P<parts>\d+)(?P<how> of every head| alternating)?|(?P<run>\w+) of (?P<all>\w+(\+\w+)*))?\]"
+)
 
 
 @dataclass(frozen=True)
 class TensorName:
-    """A name of families.toml: `part` of `parts` equal runs of the rows of a tensor of the checkpoint.
+    """A name of families.toml, and which rows of that tensor of the checkpoint are meant.
 
-    by_head: the parts of one attention head are neighbours, instead of all heads of one part.
+    period: names of the runs of rows that repeat, or how many equal ones; of each period, `part` is meant.
+    An equal run has the rows of the whole tensor (`run` is all), of a head (head), or one (row).
     """
 
     template: str
     part: int = 0
-    parts: int = 1
-    by_head: bool = False
+    period: tuple[str, ...] = ("all",)
+    transposed: bool = False  # stored [columns][rows]
 
     @classmethod
     def parse(cls, text: str) -> TensorName:
-        """From `name`, `name[part/parts]` or `name[part/parts of every head]`."""
+        """From `name`, or with one of these behind it, where a first word `transposed, ` may stand in each:
+        `[1/3]`: the second third of the rows; `[1/3 of every head]`; `[1/2 alternating]`: every second row;
+        `[value of nope+value]`: the rows called value where runs of nope rows and of value rows take turns.
+        """
         found = _PART.fullmatch(text)
-        return cls(found[1], int(found[2]), int(found[3]), found[4] is not None) if found else cls(text)
+        if found is None:
+            return cls(text)
+        name, transposed = found["name"], found["transposed"] is not None
+        if found["all"]:
+            period = tuple(found["all"].split("+"))
+            return cls(name, period.index(found["run"]), period, transposed)
+        if not found["parts"]:
+            return cls(name, transposed=transposed)
+        kinds = {" of every head": "head", " alternating": "row", None: "all"}
+        return cls(name, int(found["part"]), (kinds[found["how"]],) * int(found["parts"]), transposed)
 
-    def runs(self, first: int, end: int, rows: int, head_dim: int) -> list[tuple[int, int]]:
+    def _lengths(self, rows: int, sizes: dict[str, int]) -> list[int]:
+        """Rows of each run of the period; rows: of this part in all."""
+        return [{"all": rows, "row": 1}.get(name, sizes.get(name, 0)) for name in self.period]
+
+    def stored_rows(self, rows: int, sizes: dict[str, int]) -> int:
+        """Rows of the tensor of which this part has `rows`."""
+        lengths = self._lengths(rows, sizes)
+        return rows // max(1, lengths[self.part]) * sum(lengths)
+
+    def runs(self, first: int, end: int, rows: int, sizes: dict[str, int]) -> list[tuple[int, int]]:
         """Where rows first..end of this part, which has `rows`, lie in the tensor: (first, end) of each run."""
-        if not self.by_head:
-            skipped = self.part * rows
-            return [(skipped + first, skipped + end)]
+        lengths = self._lengths(rows, sizes)
+        length, period, skipped = lengths[self.part], sum(lengths), sum(lengths[: self.part])
         found = []
-        for head in range(first // head_dim, -(-end // head_dim)):
-            skipped = (head * (self.parts - 1) + self.part) * head_dim
-            found.append((skipped + max(first, head * head_dim), skipped + min(end, (head + 1) * head_dim)))
+        for run in range(first // length, -(-end // length)):
+            start = run * period + skipped - run * length
+            found.append((start + max(first, run * length), start + min(end, (run + 1) * length)))
         return found
 
     @property

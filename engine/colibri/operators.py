@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from colibri._spec import Activation, Code, RopeStyle, RouterNormalise, RouterScore
+from colibri._spec import Activation, Code, GroupScore, RopeStyle, RouterNormalise, RouterScore
 from colibri.errors import ColibriError
 
 F32 = npt.NDArray[np.float32]
@@ -431,6 +431,21 @@ class RouterRule:
     normalise: int
     normalise_eps: float = 0.0
     routed_scale: float = 1.0
+    groups: int = 0
+    groups_chosen: int = 0  # 0: all experts may be chosen
+    group_score: int = GroupScore.NONE
+
+
+def _best_groups(selection: F32, rule: RouterRule) -> F32:
+    """Selection scores, -inf outside the groups that are worth most; (tokens, experts)."""
+    grouped = selection.reshape(len(selection), rule.groups, -1)
+    ordered = np.sort(grouped, axis=2)
+    worth = ordered[:, :, -1]
+    if rule.group_score == GroupScore.TOP2_SUM and grouped.shape[2] > 1:
+        worth = worth + ordered[:, :, -2]
+    kept = np.zeros(worth.shape, dtype=bool)
+    np.put_along_axis(kept, top_k(worth, rule.groups_chosen), True, axis=1)
+    return np.where(kept[:, :, None], grouped, np.float32(-np.inf)).reshape(selection.shape)
 
 
 def top_k(scores: F32, k: int) -> I32:
@@ -451,6 +466,8 @@ def route(logits: F32, rule: RouterRule, selection_bias: F32 | None = None) -> t
     selection = sigmoid(logits) if rule.score == RouterScore.SIGMOID else logits
     if selection_bias is not None:
         selection = selection + selection_bias
+    if rule.groups_chosen:
+        selection = _best_groups(selection, rule)
     ids = top_k(selection, rule.top_k)
     weights: AnyArray
     chosen = np.take_along_axis(logits, ids, axis=1)

@@ -29,11 +29,13 @@ from colibri._spec import (
     ExtentKind,
     FfnBlock,
     LayerBlock,
+    MlaBlock,
     ModelBlock,
     MoeBlock,
     RopeBlock,
     Section,
     SharedBlock,
+    ShortConvBlock,
 )
 from colibri.errors import ColibriError
 from colibri.records import chunk_table_bytes
@@ -161,6 +163,7 @@ class _Shape:
     q: int = 0  # Q
     k: int = 0  # K
     o: int = 0  # O
+    sinks: int = 0  # 1: a score more than there are positions
     pairs: int = 0  # P
     inner: int = 0  # F
     experts: int = 0  # X
@@ -174,9 +177,19 @@ class _Shape:
         return 1 + self.layers + self.slots
 
 
-def _measure(blocks: Iterable[object]) -> tuple[_Shape, list[AttentionBlock]]:
+def _measure(blocks: Iterable[object]) -> tuple[_Shape, list[tuple[int, int]], list[int]]:
+    """The maxima, the widths of keys and values of each layer with attention, and the bytes of convolution states."""
     shape = _Shape()
-    attentions: list[AttentionBlock] = []
+    caches: list[tuple[int, int]] = []
+    states: list[int] = []
+
+    def heads(queries: int, keys: int, values: int, outputs: int) -> None:
+        """Widths of all heads together."""
+        caches.append((keys, values))
+        shape.q = max(shape.q, up(queries, GROUP_COLUMNS))
+        shape.o = max(shape.o, up(outputs, GROUP_COLUMNS))
+        shape.k = max(shape.k, up(keys, GROUP_COLUMNS) + up(values, GROUP_COLUMNS))
+
     for block in blocks:
         if isinstance(block, ModelBlock):
             shape.hidden = up(block.hidden, GROUP_COLUMNS)
@@ -187,12 +200,19 @@ def _measure(blocks: Iterable[object]) -> tuple[_Shape, list[AttentionBlock]]:
         elif isinstance(block, RopeBlock):
             shape.pairs += block.pairs
         elif isinstance(block, AttentionBlock):
-            attentions.append(block)
-            keys = up(block.kv_heads * block.head_dim, GROUP_COLUMNS)
-            values = up(block.kv_heads * block.value_dim, GROUP_COLUMNS)
-            shape.q = max(shape.q, up(block.heads * block.head_dim, GROUP_COLUMNS))
-            shape.o = max(shape.o, up(block.heads * block.value_dim, GROUP_COLUMNS))
-            shape.k = max(shape.k, keys + values)
+            kv_heads = block.kv_heads
+            wide, narrow = block.heads * block.head_dim, block.heads * block.value_dim
+            heads(wide, kv_heads * block.head_dim, kv_heads * block.value_dim, narrow)
+            shape.sinks |= block.sinks
+        elif isinstance(block, MlaBlock):
+            wide, narrow = block.heads * (block.nope_dim + block.rope_dim), block.heads * block.value_dim
+            heads(wide, wide, narrow, narrow)
+            latent = (block.q_rank, block.kv_rank, block.kv_rank + block.rope_dim)
+            shape.o = max(shape.o, sum(up(width, GROUP_COLUMNS) for width in latent))
+        elif isinstance(block, ShortConvBlock):
+            states.append(4 * (block.taps - 1) * block.width)
+            shape.o = max(shape.o, up(block.width, GROUP_COLUMNS))
+            shape.k = max(shape.k, up(3 * block.width, GROUP_COLUMNS))
         if isinstance(block, FfnBlock | MoeBlock | SharedBlock):
             experts = block.top_k if isinstance(block, MoeBlock) else 1
             shape.inner = max(shape.inner, experts * up(block.intermediate, GROUP_COLUMNS))
@@ -202,7 +222,7 @@ def _measure(blocks: Iterable[object]) -> tuple[_Shape, list[AttentionBlock]]:
             shape.slots += block.experts
     if shape.layers == 0 or shape.hidden == 0:
         raise ColibriError(Code.RECORD, "plan: the records have no model or no layer block; verify the file first")
-    return shape, attentions
+    return shape, caches, states
 
 
 def _option(name: str, value: int, default: int, limit: int) -> int:
@@ -233,7 +253,7 @@ def _activation(shape: _Shape, t: int, b: int, s: int, n: int) -> int:
         + 2 * buf(4 * b * shape.pairs)  # cos, sin
         + buf(b * d)  # quantised input: values, scales, sums
         + 2 * buf(4 * b * (d // GROUP_COLUMNS))
-        + n * buf(4 * t)  # attention scores
+        + n * buf(4 * (t + shape.sinks))  # attention scores
         + buf(4 * b * up(x, PANEL_ROWS))  # router logits
         + 4 * buf(4 * b * r)  # ids, weights, slot of a choice, token of a slot
         + buf(4 * (x + 1))  # first slot of an expert
@@ -283,7 +303,7 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
 
     blocks: the record stream in file order (dataclasses of colibri._spec).
     """
-    shape, attentions = _measure(blocks)
+    shape, caches, states = _measure(blocks)
     for name, value, words in (("kv", options.kv, KV_ELEMENT_BYTES), ("residency", options.residency, RESIDENCIES)):
         if value not in words:
             raise ColibriError(Code.ARGUMENT, f"plan: {name} is {value!r}; use one of {', '.join(words)}")
@@ -301,9 +321,8 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
     text = options.max_text_bytes or DEFAULT_TEXT_BYTES
 
     buf = buffer_bytes
-    kv = s * sum(
-        buf(a.kv_heads * t * a.head_dim * element) + buf(a.kv_heads * t * a.value_dim * element) for a in attentions
-    )
+    kv = s * sum(buf(keys * t * element) + buf(values * t * element) for keys, values in caches)
+    kv += s * 2 * buf(sum(states)) if states else 0
     activation = _activation(shape, t, b, s, n)
     table = (
         buf(MODEL_BYTES)

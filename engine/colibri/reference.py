@@ -32,6 +32,7 @@ from colibri._spec import (
     DType,
     FfnBlock,
     Layout,
+    MlaBlock,
     MoeBlock,
     NormKind,
     NormPlace,
@@ -42,6 +43,7 @@ from colibri._spec import (
     Scope,
     SharedBlock,
     SharedGate,
+    ShortConvBlock,
 )
 from colibri.errors import ColibriError
 from colibri.files import refuse_output, write_file
@@ -165,14 +167,15 @@ class Weights:
         return self._matrices[key]
 
     def vector(self, role: Role, layer: int | None = None, expert: int | None = None) -> F32 | None:
-        """A tensor of layout rows as float32 (columns), or None where there is none."""
+        """A tensor of layout rows as float32 (columns) or (rows, columns), or None where there is none."""
         key = (role, layer, expert)
         if key not in self._vectors:
             entry = self._entry(*key)
             if entry is None or entry.layout != Layout.ROWS:
                 return None
             data = self.file.tensor_bytes(entry, expert)
-            vector = layout.unpack_rows(data, entry.rows, entry.columns)[0]
+            rows = layout.unpack_rows(data, entry.rows, entry.columns)
+            vector = rows[0] if entry.rows == 1 else rows
             ops.check_finite(vector, role.name.lower())
             self._vectors[key] = vector
         return self._vectors[key]
@@ -215,14 +218,10 @@ class ReferenceModel:
     @staticmethod
     def _check_layer(index: int, layer: LayerRecords) -> None:
         where = f"layer {index}: "
-        mixer, ffn = layer.mixer, layer.ffn
-        if mixer is not None and not isinstance(mixer, AttentionBlock):
-            raise UnsupportedError(f"{where}{type(mixer).__name__} is not built in")
+        mixer = layer.mixer
         if isinstance(mixer, AttentionBlock):
             _refuse(mixer.softcap != 0.0, where + "attention softcap")
             _refuse(bool(mixer.output_gate), where + "attention output_gate")
-        if isinstance(ffn, MoeBlock):
-            _refuse(ffn.groups > 1, where + "expert groups")
 
     def session(self, kv: str = "f16") -> ReferenceSession:
         """A new sequence. kv: type of the KV cache, f16 or f32."""
@@ -300,6 +299,9 @@ class ReferenceModel:
             moe.router_normalise,
             moe.router_normalise_eps,
             moe.routed_scale,
+            moe.groups,
+            moe.groups_chosen,
+            moe.group_score,
         )
         return ops.route(logits, rule, self.weights.vector(Role.ROUTER_SELECTION_BIAS, layer))
 
@@ -378,10 +380,10 @@ class Generation:
 class _LayerCache:
     """Keys and values of one layer, widened: (kv_heads, capacity, dim)."""
 
-    def __init__(self, block: AttentionBlock, kv: str) -> None:
+    def __init__(self, heads: int, key_dim: int, value_dim: int, kv: str) -> None:
         self.kv = kv
-        self.keys: F32 = np.zeros((block.kv_heads, 0, block.head_dim), dtype=np.float32)
-        self.values: F32 = np.zeros((block.kv_heads, 0, block.value_dim), dtype=np.float32)
+        self.keys: F32 = np.zeros((heads, 0, key_dim), dtype=np.float32)
+        self.values: F32 = np.zeros((heads, 0, value_dim), dtype=np.float32)
 
     def _stored(self, x: F32) -> F32:
         if self.kv == "f16":
@@ -416,11 +418,18 @@ class ReferenceSession:
             raise ColibriError(Code.ARGUMENT, f"kv is {kv!r}; use one of {', '.join(KV_NAMES)}")
         self.model = model
         self.position = 0
-        self._caches = {
-            index: _LayerCache(layer.mixer, kv)
-            for index, layer in enumerate(model.records.layers)
-            if isinstance(layer.mixer, AttentionBlock)
-        }
+        self._caches: dict[int, _LayerCache] = {}
+        self._states: dict[int, F32] = {}  # of convolutions: the last inputs, (taps - 1, width)
+        for index, layer in enumerate(model.records.layers):
+            if isinstance(layer.mixer, AttentionBlock):
+                block = layer.mixer
+                self._caches[index] = _LayerCache(block.kv_heads, block.head_dim, block.value_dim, kv)
+            elif isinstance(layer.mixer, MlaBlock):
+                latent = layer.mixer
+                dim = latent.nope_dim + latent.rope_dim
+                self._caches[index] = _LayerCache(latent.heads, dim, latent.value_dim, kv)
+            elif isinstance(layer.mixer, ShortConvBlock):
+                self._states[index] = np.zeros((layer.mixer.taps - 1, layer.mixer.width), dtype=np.float32)
 
     def append(self, ids: Sequence[int], all_logits: bool = True) -> Forward:
         """Append token ids; logits of every position of the call, or only of the last."""
@@ -440,8 +449,13 @@ class ReferenceSession:
                 f"{self.position} tokens and {len(ids)} more; the limit is {context}; start a new session",
             )
         # A value that overflows is found by the contract's own checks, with a better message.
-        with np.errstate(over="ignore", invalid="ignore"):
-            result = self._forward(ids, all_logits)
+        before = dict(self._states)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                result = self._forward(ids, all_logits)
+        except ColibriError:
+            self._states = before
+            raise
         self.position += len(ids)
         return result
 
@@ -470,8 +484,8 @@ class ReferenceSession:
         multiplier = np.float32(block.residual_multiplier)
         before = x
         normed = model.place(block, NormPlace.PRE_MIXER, x)
-        if isinstance(layer.mixer, AttentionBlock):
-            mixed = self._attention(index, layer.mixer, Activations(normed), angles)
+        if layer.mixer is not None:
+            mixed = self._mix(index, layer, Activations(normed), angles)
             mixed = model.place(block, NormPlace.POST_MIXER, mixed)
             x = ops.add_scaled(x, multiplier, mixed)
         if layer.ffn is None:
@@ -492,6 +506,68 @@ class ReferenceSession:
             output = model.mlp(layer.ffn, "FFN", index, inputs)
         output = model.place(block, NormPlace.POST_FFN, output)
         return ops.add_scaled(x, multiplier, output)
+
+    def _mix(self, index: int, layer: LayerRecords, x: Activations, angles: list[tuple[F32, F32]]) -> F32:
+        if isinstance(layer.mixer, ShortConvBlock):
+            return self._short_conv(index, layer.mixer, x)
+        if isinstance(layer.mixer, MlaBlock):
+            return self._latent_attention(index, layer.mixer, x, angles)
+        if isinstance(layer.mixer, AttentionBlock):
+            return self._attention(index, layer.mixer, x, angles)
+        raise UnsupportedError(f"layer {index}: mixer {layer.layer.mixer_kind} is not built into the numpy reference")
+
+    def _short_conv(self, index: int, block: ShortConvBlock, x: Activations) -> F32:
+        """A gated causal convolution over the last `taps` tokens, channel by channel; (tokens, hidden)."""
+        weights, tokens = self.model.weights, len(x.x)
+        b, c, inner = np.split(self.model.project(Role.CONV_IN, index, x), 3, axis=1)
+        inputs = np.concatenate([self._states[index], b * inner])
+        ops.check_finite(inputs, "input of a convolution")
+        taps = weights.needed(Role.CONV_WEIGHT, index).reshape(block.taps, block.width)
+        total: F32 = np.zeros((tokens, block.width), dtype=np.float32)
+        for tap in range(block.taps):
+            total = total + taps[tap] * inputs[tap : tap + tokens]
+        bias = weights.vector(Role.CONV_BIAS, index)
+        if bias is not None:
+            total = total + bias
+        self._states[index] = inputs[tokens:]
+        return self.model.project(Role.CONV_OUT, index, Activations(c * total))
+
+    def _latent_attention(
+        self, index: int, block: MlaBlock, x: Activations, angles: list[tuple[F32, F32]]
+    ) -> F32:
+        """Keys and values from a latent vector, then plain heads: a key is [without RoPE, with RoPE]."""
+        model, tokens = self.model, len(x.x)
+        needed = model.weights.needed
+        inputs = x
+        if block.q_rank:
+            low = model.project(Role.MLA_Q_A, index, x)
+            inputs = Activations(ops.rmsnorm(low, needed(Role.MLA_Q_A_NORM, index), block.norm_eps))
+        q = model.project(Role.MLA_Q_B, index, inputs).reshape(tokens, block.heads, -1)
+        both = model.project(Role.MLA_KV_A, index, x)
+        rotated = both[:, None, block.kv_rank :]
+        if block.rope_table != spec.NONE_INDEX:
+            cos, sin = angles[block.rope_table]
+            style = model.records.ropes[block.rope_table].style
+            turned = ops.rope(np.ascontiguousarray(q[:, :, block.nope_dim :]), cos, sin, style)
+            q = np.concatenate([q[:, :, : block.nope_dim], turned], axis=2)
+            rotated = ops.rope(np.ascontiguousarray(rotated), cos, sin, style)
+        norm = needed(Role.MLA_KV_A_NORM, index)
+        latent = Activations(ops.rmsnorm(np.ascontiguousarray(both[:, : block.kv_rank]), norm, block.norm_eps))
+        plain = model.project(Role.MLA_K_B, index, latent).reshape(tokens, block.heads, -1)
+        shared = np.broadcast_to(rotated, (tokens, block.heads, block.rope_dim))
+        v = model.project(Role.MLA_V_B, index, latent).reshape(tokens, block.heads, -1)
+        self._caches[index].put(self.position, np.concatenate([plain, shared], axis=2), v)
+        out = self._attend(index, q, block.window_tokens, block.scale, None)
+        return model.project(Role.O, index, Activations(out))
+
+    def _attend(self, index: int, q: F32, window: int, scale: float, sinks: F32 | None) -> F32:
+        """Queries (tokens, heads, dim) over the cache: (tokens, heads * value_dim)."""
+        cache, rows = self._caches[index], []
+        for t in range(len(q)):
+            last = self.position + t
+            listed = slice(max(0, last - window + 1) if window else 0, last + 1)
+            rows.append(ops.attend(q[t], cache.keys[:, listed], cache.values[:, listed], scale, sinks).reshape(-1))
+        return np.stack(rows)
 
     def _projection(self, role: Role, index: int, x: Activations, clip: float) -> F32:
         return _clipped(self.model.project(role, index, x), clip)
@@ -521,17 +597,9 @@ class ReferenceSession:
             style = self.model.records.ropes[block.rope_table].style
             queries = ops.rope(queries, cos, sin, style)
             keys = ops.rope(keys, cos, sin, style)
-        cache = self._caches[index]
-        cache.put(self.position, keys, v)
+        self._caches[index].put(self.position, keys, v)
         sinks = self.model.weights.needed(Role.SINKS, index) if block.sinks else None
-        out = np.empty((tokens, block.heads * block.value_dim), dtype=np.float32)
-        for t in range(tokens):
-            last = self.position + t
-            first = max(0, last - block.window_tokens + 1) if block.window_tokens else 0
-            listed = slice(first, last + 1)
-            out[t] = ops.attend(queries[t], cache.keys[:, listed], cache.values[:, listed], block.scale, sinks).reshape(
-                -1
-            )
+        out = self._attend(index, queries, block.window_tokens, block.scale, sinks)
         return self.model.project(Role.O, index, Activations(out))
 
     def generate(

@@ -34,6 +34,8 @@ class Scaling:
     high: float = 4.0  # high_freq_factor, beta_fast
     attention_factor: float = 0.0  # 0: what the kind says
     truncate: bool = True
+    mscale: float = 0.0  # 0: none; the factor is then that of mscale, divided by that of mscale_all
+    mscale_all: float = 0.0  # ... and what q.k is multiplied with grows by the square of its own
 
 
 def _rounded(value: Decimal) -> float:
@@ -90,8 +92,26 @@ def frequencies(theta: float, rotary_dim: int, scaling: Scaling) -> tuple[list[f
             found.append(_rounded(_scaled(index, plain, base, rotary_dim, scaling)))
         factor = 1.0
         if scaling.kind == "yarn":
-            factor = scaling.attention_factor or _rounded(Decimal("0.1") * Decimal(scaling.factor).ln() + 1)
+            factor = scaling.attention_factor or _rounded(_yarn_factor(scaling))
         return found, factor
+
+
+def _yarn_growth(scaling: Scaling, mscale: float) -> Decimal:
+    return Decimal("0.1") * Decimal(mscale) * Decimal(scaling.factor).ln() + 1
+
+
+def _yarn_factor(scaling: Scaling) -> Decimal:
+    if scaling.mscale and scaling.mscale_all:
+        return _yarn_growth(scaling, scaling.mscale) / _yarn_growth(scaling, scaling.mscale_all)
+    return _yarn_growth(scaling, 1.0)
+
+
+def score_growth(scaling: Scaling) -> float:
+    """What `mscale_all` multiplies the scale of q.k with."""
+    if scaling.kind != "yarn" or not scaling.mscale_all:
+        return 1.0
+    with localcontext(_CONTEXT):
+        return float(_yarn_growth(scaling, scaling.mscale_all) ** 2)
 
 
 def _number(key: str, table: dict[str, Any], name: str, default: float | None, low: float, high: float) -> float:
@@ -103,7 +123,7 @@ def _number(key: str, table: dict[str, Any], name: str, default: float | None, l
     return float(value)
 
 
-def scaling_from_config(config: dict[str, Any], context_tokens: int) -> Scaling:
+def scaling_from_config(config: dict[str, Any], context_tokens: int, latent: bool = False) -> Scaling:
     """The scaling of `rope_scaling` or `rope_parameters`; kinds that are not built in are refused by name."""
     result = Scaling()
     for key in ("rope_scaling", "rope_parameters"):
@@ -126,11 +146,13 @@ def scaling_from_config(config: dict[str, Any], context_tokens: int) -> Scaling:
                 f"config.json: {key}.partial_rotary_factor {shown(repr(table['partial_rotary_factor']))}, supported: 1",
             )
         if kind != "default":
-            result = _scaling(key, table, kind, config, context_tokens)
+            result = _scaling(key, table, kind, config, context_tokens, latent)
     return result
 
 
-def _scaling(key: str, table: dict[str, Any], kind: str, config: dict[str, Any], context_tokens: int) -> Scaling:
+def _scaling(
+    key: str, table: dict[str, Any], kind: str, config: dict[str, Any], context_tokens: int, latent: bool
+) -> Scaling:
     factor = _number(key, table, "factor", None, 1, MAX_FACTOR)
     if kind == "linear":
         return Scaling(kind, factor)
@@ -145,10 +167,13 @@ def _scaling(key: str, table: dict[str, Any], kind: str, config: dict[str, Any],
             )
         return Scaling(kind, factor, int(trained), low, high)
     for name in ("mscale", "mscale_all_dim"):
-        if table.get(name):
+        if table.get(name) and not latent:
             raise ColibriError(
                 Code.UNSUPPORTED, f"config.json: {key}.{name} is {shown(repr(table[name]))}, supported: 0 or none"
             )
+    mscale, mscale_all = (
+        _number(key, {name: table.get(name) or 0}, name, None, 0, MAX_FACTOR) for name in ("mscale", "mscale_all_dim")
+    )
     low = _number(key, table, "beta_slow", 1.0, 1e-6, MAX_FACTOR)
     high = _number(key, table, "beta_fast", 32.0, 1e-6, MAX_FACTOR)
     given = table.get("attention_factor") is not None
@@ -158,4 +183,4 @@ def _scaling(key: str, table: dict[str, Any], kind: str, config: dict[str, Any],
         raise ColibriError(
             Code.ARGUMENT, f"config.json: {key}.truncate is {shown(repr(truncate))}, must be true or false"
         )
-    return Scaling(kind, factor, int(trained), low, high, attention, truncate)
+    return Scaling(kind, factor, int(trained), low, high, attention, truncate, mscale, mscale_all)

@@ -89,6 +89,17 @@ GRANITE = {
     "attention_multiplier": 0.0625,
     "logits_scaling": 6.0,
 }
+LATENT = {  # no width is a multiple of a group
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
 
 CASES: list[Case] = [
     *_cases(
@@ -257,6 +268,80 @@ CASES: list[Case] = [
             },
         },
     ),
+    *_cases(
+        "gpt_oss",
+        "GptOss",
+        {"head_dim": 16, "num_local_experts": 8, "sliding_window": 11, "swiglu_limit": 1.0, "gains": {"sinks": 3.0}},
+        {
+            "window 11 on two layers, rope yarn": {"num_experts_per_tok": 4},
+            "no biases of attention, tied, rope default": {
+                **_rope("default"),
+                "attention_bias": False,
+                "tie_word_embeddings": True,
+                "num_key_value_heads": 1,
+                "swiglu_limit": 7.0,
+            },
+        },
+    ),
+    *_cases(
+        "lfm2_moe",
+        "Lfm2Moe",
+        {
+            "num_hidden_layers": 4,
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "moe_intermediate_size": 40,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+        {
+            "tied, 3 taps": {"tie_word_embeddings": True},
+            "4 taps, biases, not normalised, scaled": {
+                "conv_L_cache": 4,
+                "conv_bias": True,
+                "norm_topk_prob": False,
+                "routed_scaling_factor": 1.5,
+                "num_dense_layers": 2,
+                "num_experts_per_tok": 3,
+                "num_key_value_heads": 1,
+            },
+        },
+    ),
+    *_cases(
+        "deepseek_v2",
+        "DeepseekV2",
+        {**LATENT, "n_routed_experts": 8},
+        {
+            "no q rank, greedy": {"q_lora_rank": None, "n_shared_experts": 2},
+            "q rank, groups, rope yarn": {
+                "topk_method": "group_limited_greedy",
+                "n_group": 4,
+                "topk_group": 2,
+                "num_experts_per_tok": 3,
+                "routed_scaling_factor": 4.0,
+                **_rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=0.9),
+            },
+        },
+    ),
+    *_cases(
+        "deepseek_v3",
+        "DeepseekV3",
+        {**LATENT, "n_routed_experts": 16, "num_experts_per_tok": 4, "num_nextn_predict_layers": 0},
+        {
+            "groups, q rank, rope yarn": {
+                "n_group": 4,
+                "topk_group": 2,
+                **_rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=1.0),
+            },
+            "no groups, no q rank, halves": {
+                "n_group": 1,
+                "topk_group": 1,
+                "q_lora_rank": None,
+                "rope_interleave": False,
+                "norm_topk_prob": False,
+                "tie_word_embeddings": True,
+            },
+        },
+    ),
 ]  # fmt: skip
 
 
@@ -283,8 +368,11 @@ def randomise(model: Any, gains: dict[str, float]) -> None:
             gain = 2.0 if any(part in name for part in ("gate.weight", "router", "gate_network", "gate.wg")) else 1.0
             for part, factor in gains.items():
                 gain *= factor if part in name else 1.0
-            fan_in = 1 if "embed" in name else parameter.shape[-1]
+            fan_in = 1 if "embed" in name or "sinks" in name else parameter.shape[-1]
             parameter.copy_(noise * (gain / math.sqrt(fan_in)))
+        for name, buffer in model.named_buffers() if hasattr(model, "named_buffers") else ():
+            if name.endswith("bias"):  # of a selection of experts
+                buffer.copy_(0.1 * torch.randn_like(buffer))
 
 
 def make_checkpoint(case: Case, folder: Path) -> Oracle:
@@ -302,7 +390,8 @@ def make_checkpoint(case: Case, folder: Path) -> Oracle:
     ids = [int(token) for token in np.random.default_rng(seed).integers(0, vocabulary, PROMPT_TOKENS)]
     with torch.no_grad(), deterministic():  # the logits are linear in the last norm's weights
         deviation = float(model(torch.tensor([ids]), use_cache=False).logits.std())
-        model.model.norm.weight.mul_(LOGITS_DEVIATION / deviation)
+        last = getattr(model.model, "norm", None) or model.model.embedding_norm
+        last.weight.mul_(LOGITS_DEVIATION / deviation)
     model.save_pretrained(folder)
     return run_oracle(model, ids)
 
@@ -324,11 +413,37 @@ def _make_plain(case: Case, folder: Path, seed: int) -> Oracle:
 
 def run_oracle(model: Any, ids: list[int]) -> Oracle:
     """Logits of all positions and the chosen experts of every MoE layer."""
+    if model.config.model_type in ("lfm2_moe", "deepseek_v2", "deepseek_v3"):
+        return _run_selecting(model, ids)
     with torch.no_grad(), deterministic():
         out = model(torch.tensor([ids]), output_router_logits=True, use_cache=False)
     k = model.config.num_experts_per_tok
     routing = [torch.topk(layer.reshape(len(ids), -1), k, dim=-1).indices.numpy() for layer in out.router_logits]
     return Oracle(ids, out.logits[0].float().numpy(), routing)
+
+
+def _run_selecting(model: Any, ids: list[int]) -> Oracle:
+    """Where the logits alone do not say which experts are chosen: what the routers say, best score first."""
+    chosen: list[Any] = []
+
+    def keep(module: Any, inputs: Any, outputs: Any) -> None:
+        logits, _, indices = outputs
+        bias = getattr(module, "e_score_correction_bias", None)
+        bias = inputs[1] if bias is None and len(inputs) > 1 else bias
+        scores = logits if bias is None else logits.sigmoid() + bias
+        order = torch.gather(scores, 1, indices).argsort(dim=1, descending=True)
+        chosen.append(torch.gather(indices, 1, order).numpy())
+
+    hooks = [
+        module.register_forward_hook(keep)
+        for module in model.modules()
+        if type(module).__name__.lower().endswith("topkrouter")
+    ]
+    with torch.no_grad(), deterministic():
+        out = model(torch.tensor([ids]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return Oracle(ids, out.logits[0].float().numpy(), chosen)
 
 
 @contextmanager

@@ -20,14 +20,18 @@ from colibri._spec import (
     Activation,
     AttentionBlock,
     FfnBlock,
+    GroupScore,
+    MlaBlock,
     MoeBlock,
     NormKind,
     PositionKind,
     QkNormKind,
     Role,
+    RopeStyle,
     RouterInput,
     RouterNormalise,
     RouterScore,
+    ShortConvBlock,
 )
 from colibri.convert import convert
 from colibri.engine import isas_available
@@ -121,6 +125,10 @@ def _mixers(records: Records) -> list[AttentionBlock]:
     return [layer.mixer for layer in records.layers if isinstance(layer.mixer, AttentionBlock)]
 
 
+def _latents(records: Records) -> list[MlaBlock]:
+    return [layer.mixer for layer in records.layers if isinstance(layer.mixer, MlaBlock)]
+
+
 def _mixtures(records: Records) -> list[MoeBlock]:
     return [layer.ffn for layer in records.layers if isinstance(layer.ffn, MoeBlock)]
 
@@ -140,10 +148,17 @@ def _wrong_rope_factor(records: Records) -> bool:
 
 
 def _no_rope(records: Records) -> bool:
-    found = [mixer for mixer in _mixers(records) if mixer.rope_table != NONE_INDEX]
+    mixers: list[AttentionBlock | MlaBlock] = [*_mixers(records), *_latents(records)]
+    found = [mixer for mixer in mixers if mixer.rope_table != NONE_INDEX]
     for mixer in found[:1]:
         mixer.rope_table = NONE_INDEX
     return bool(found)
+
+
+def _other_rope_style(records: Records) -> bool:
+    for rope in records.ropes:
+        rope.style = RopeStyle(1 - rope.style)
+    return bool(records.ropes)
 
 
 def _wrong_eps(records: Records) -> bool:
@@ -157,8 +172,57 @@ def _wrong_last_eps(records: Records) -> bool:
 
 
 def _wrong_scale(records: Records) -> bool:
-    _mixers(records)[0].scale *= 1.05
+    mixers: list[AttentionBlock | MlaBlock] = [*_mixers(records), *_latents(records)]
+    mixers[0].scale *= 1.05
     return True
+
+
+def _wrong_latent_eps(records: Records) -> bool:
+    for mixer in _latents(records):
+        mixer.norm_eps += 1e-2
+    return bool(_latents(records))
+
+
+def _no_sinks(records: Records) -> bool:
+    found = [mixer for mixer in _mixers(records) if mixer.sinks]
+    for mixer in found[:1]:
+        mixer.sinks = 0
+    return bool(found)
+
+
+def _no_clamp(records: Records) -> bool:
+    found = [moe for moe in _mixtures(records) if moe.clamp == 1.0]  # one that is met, unlike the published 7
+    for moe in found:
+        moe.clamp = 100.0
+    return bool(found)
+
+
+def _wrong_alpha(records: Records) -> bool:
+    found = [moe for moe in _mixtures(records) if moe.alpha]
+    for moe in found:
+        moe.alpha *= 1.02
+    return bool(found)
+
+
+def _no_groups(records: Records) -> bool:
+    found = [moe for moe in _mixtures(records) if moe.groups]
+    for moe in found:
+        moe.groups_chosen = moe.groups
+    return bool(found)
+
+
+def _other_group_score(records: Records) -> bool:
+    found = [moe for moe in _mixtures(records) if moe.groups]
+    for moe in found:
+        moe.group_score = GroupScore.MAX if moe.group_score == GroupScore.TOP2_SUM else GroupScore.TOP2_SUM
+    return bool(found)
+
+
+def _wrong_normalise_eps(records: Records) -> bool:
+    found = [moe for moe in _mixtures(records) if moe.router_normalise_eps and moe.router_normalise]
+    for moe in found:
+        moe.router_normalise_eps += 1e-2
+    return bool(found)
 
 
 def _late_router(records: Records) -> bool:
@@ -310,7 +374,8 @@ FAULTS: dict[str, Callable[[Records], bool]] = {
         _clip_in_front_of_the_norm, _wrong_qk_eps, _no_qk_norm, _other_router_score, _other_normalisation,
         _one_expert_less, _other_activation, _other_shared_gate, _late_router, _rope_on_every_layer,
         _wrong_routed_scale, _no_threshold, _rms_norm_for_layer_norm, _last_rms_norm_for_layer_norm,
-        _positions_off_by_one, _no_positions, _other_gelu,
+        _positions_off_by_one, _no_positions, _other_gelu, _other_rope_style, _wrong_latent_eps, _no_sinks, _no_clamp,
+        _wrong_alpha, _no_groups, _other_group_score, _wrong_normalise_eps,
     )
 }  # fmt: skip
 
@@ -329,7 +394,7 @@ def test_every_planted_fault_of_the_records_is_seen(checkpoint: tuple[Path, Orac
     assert len(planted) >= 10
 
 
-BIASES = [role for role in Role if role.name.endswith("_BIAS") and role != Role.ROUTER_SELECTION_BIAS]
+BIASES = [role for role in Role if role.name.endswith("_BIAS")]
 
 
 def test_every_bias_that_is_left_out_is_seen(checkpoint: tuple[Path, Oracle], floats: Path) -> None:
@@ -344,6 +409,20 @@ def test_every_bias_that_is_left_out_is_seen(checkpoint: tuple[Path, Oracle], fl
         error = float_error(model.session("f32").append(ids), Oracle(ids, logits, []))
         plain_keys = role == Role.K_BIAS and not any(mixer.rope_table != NONE_INDEX for mixer in _mixers(model.records))
         assert (error > 1e-4) != plain_keys, role.name
+
+
+def test_taps_of_a_convolution_in_the_other_order_are_seen(checkpoint: tuple[Path, Oracle], floats: Path) -> None:
+    ids, logits = checkpoint[1].ids[:FAULT_TOKENS], checkpoint[1].logits[:FAULT_TOKENS]
+    model = ReferenceModel(floats)
+    if not any(isinstance(layer.mixer, ShortConvBlock) for layer in model.records.layers):
+        return
+    model.weights.vector = partial(_reversed_taps, model.weights.vector)  # type: ignore[method-assign]
+    assert float_error(model.session("f32").append(ids), Oracle(ids, logits, [])) > 1e-4
+
+
+def _reversed_taps(vector: Callable[..., Any], role: Role, *at: Any) -> Any:
+    found = vector(role, *at)
+    return found[::-1] if role == Role.CONV_WEIGHT else found
 
 
 def _without(vector: Callable[..., Any], left_out: Role, role: Role, *at: Any) -> Any:

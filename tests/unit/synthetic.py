@@ -22,8 +22,10 @@ from colibri._spec import (
     Family,
     FfnBlock,
     FfnKind,
+    GroupScore,
     LayerBlock,
     MixerKind,
+    MlaBlock,
     ModelBlock,
     MoeBlock,
     NormKind,
@@ -38,6 +40,7 @@ from colibri._spec import (
     RouterScore,
     SharedBlock,
     SharedGate,
+    ShortConvBlock,
 )
 from colibri.job import Job, Precision, run_job
 from colibri.layout import F32
@@ -76,6 +79,7 @@ class Shape:
     moe: dict[str, Any] = field(default_factory=dict)
     ffn: dict[str, Any] = field(default_factory=dict)
     shared: dict[str, Any] | None = None
+    mixers: dict[int, MlaBlock | ShortConvBlock] = field(default_factory=dict)  # layers without plain attention
 
 
 SHAPES: dict[str, Shape] = {
@@ -148,6 +152,26 @@ SHAPES: dict[str, Shape] = {
         moe={"router_score": RouterScore.SOFTMAX_CHOSEN, "router_bias": 1, "bias": 1,
              "activation": Activation.SWIGLU_CLAMPED, "clamp": 7.0, "alpha": 1.702},
     ),
+    "short_conv": Shape(
+        layers=4, mixers={0: ShortConvBlock(width=72, taps=3), 2: ShortConvBlock(width=40, taps=6, bias=1),
+                          3: ShortConvBlock(width=200, taps=1)},
+    ),
+    "latent": Shape(
+        rope_pairs=4, rope_style=RopeStyle.INTERLEAVED, experts=12, top_k=3,
+        mixers={
+            0: MlaBlock(heads=4, q_rank=40, kv_rank=24, nope_dim=12, rope_dim=8, value_dim=20, scale=0.25,
+                        norm_eps=1e-6),
+            1: MlaBlock(heads=3, kv_rank=72, nope_dim=16, rope_dim=16, value_dim=16, scale=0.2, norm_eps=1e-6,
+                        rope_table=spec.NONE_INDEX, window_tokens=5),
+        },
+        moe={"router_score": RouterScore.SIGMOID, "selection_bias": 1, "groups": 4, "groups_chosen": 2,
+             "group_score": GroupScore.TOP2_SUM},
+        shared={"intermediate": 40},
+    ),
+    "groups": Shape(
+        experts=12, top_k=4, precision=FLOAT, mixers={2: ShortConvBlock(width=72, taps=2)},
+        moe={"router_normalise": RouterNormalise.NONE, "groups": 6, "groups_chosen": 3, "group_score": GroupScore.MAX},
+    ),
     "face_moe": Shape(
         experts=4, moe={"router_score": RouterScore.LOGITS, "router_normalise": RouterNormalise.NONE}
     ),
@@ -155,7 +179,7 @@ SHAPES: dict[str, Shape] = {
     "parallel": Shape(layer={"norm_places": int(NormPlace.PRE_MIXER), "parallel": 1}),
 }  # fmt: skip
 # Valid records that the C engine of this version refuses; the numpy reference runs them.
-REFERENCE_ONLY = ("gpt_oss", "parallel")
+REFERENCE_ONLY = ("parallel",)
 MIXTRALS = ("mixtral", "mixtral_f32", "window_tied", "one_expert_wide", "f16_trunk")
 
 
@@ -188,7 +212,9 @@ def _layer(shape: Shape, index: int, rope: bool) -> LayerRecords:
     dense = index in shape.dense_layers
     block = LayerBlock(
         index=index,
-        mixer_kind=MixerKind.ATTENTION,
+        mixer_kind={MlaBlock: MixerKind.MLA, ShortConvBlock: MixerKind.SHORT_CONV, type(None): MixerKind.ATTENTION}[
+            type(shape.mixers.get(index))
+        ],
         ffn_kind=FfnKind.DENSE if dense else FfnKind.MOE,
         norm_kind=NormKind.RMS,
         norm_eps=1e-5,
@@ -219,7 +245,7 @@ def _layer(shape: Shape, index: int, rope: bool) -> LayerRecords:
         shared = replace(SharedBlock(activation=Activation.SILU, gated=1), **shape.shared)
     return LayerRecords(
         replace(block, **shape.layer),
-        replace(attention, **shape.attention),
+        shape.mixers.get(index) or replace(attention, **shape.attention),
         replace(ffn, **shape.ffn) if dense else replace(moe, **shape.moe),
         shared,
     )
@@ -236,6 +262,8 @@ def tensor_values(slot: Slot, seed: int) -> F32:
         return (np.float32(0.2) * values).astype(np.float32)
     if tensor.role == Role.EMBEDDING:
         return values
+    if tensor.role == Role.CONV_WEIGHT:
+        return values * np.float32(0.6)
     gain = 2.0 if tensor.role in (Role.ROUTER, Role.HEAD) else 1.0
     return (values * np.float32(gain / math.sqrt(tensor.columns))).astype(np.float32)
 

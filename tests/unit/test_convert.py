@@ -698,7 +698,7 @@ def test_configurations_of_other_families_are_refused_by_name(
     ("config", "code", "message"),
     [
         ({"architectures": ["LlamaForCausalLM"]}, Code.UNSUPPORTED, "the checkpoint is LlamaForCausalLM, not a"),
-        ({"architectures": ["GptOssForCausalLM"]}, Code.UNSUPPORTED, "the checkpoint is GptOssForCausalLM (router: t"),
+        ({"architectures": ["AfmoeForCausalLM"]}, Code.UNSUPPORTED, "the checkpoint is AfmoeForCausalLM (router: si"),
         ({"architectures": ..., "model_type": "gpt2"}, Code.UNSUPPORTED, "the checkpoint is gpt2, not"),
         ({"architectures": ..., "model_type": ...}, Code.UNSUPPORTED, "the checkpoint is nothing, not"),
         ({"hidden_size": ...}, Code.ARGUMENT, "config.json has no hidden_size"),

@@ -172,10 +172,24 @@ def test_experts_per_layer_of_different_number_are_refused() -> None:
 
 def test_parts_of_every_head_are_runs_of_rows() -> None:
     name = TensorName.parse("qkv[1/3 of every head]")
-    assert (name.template, name.part, name.parts) == ("qkv", 1, 3)
-    assert name.runs(0, 8, 8, 4) == [(4, 8), (16, 20)]
-    assert name.runs(3, 6, 8, 4) == [(7, 8), (16, 18)]
-    assert TensorName.parse("x[1/2]").runs(3, 6, 8, 4) == [(11, 14)]
+    assert (name.template, name.part, name.period) == ("qkv", 1, ("head",) * 3)
+    assert name.runs(0, 8, 8, {"head": 4}) == [(4, 8), (16, 20)]
+    assert name.runs(3, 6, 8, {"head": 4}) == [(7, 8), (16, 18)]
+    assert name.stored_rows(8, {"head": 4}) == 24
+    assert TensorName.parse("x[1/2]").runs(3, 6, 8, {}) == [(11, 14)]
+    assert TensorName.parse("x").runs(3, 6, 8, {}) == [(3, 6)]
+
+
+def test_parts_of_a_tensor_take_turns_row_by_row_or_by_sizes_of_their_own() -> None:
+    every_second = TensorName.parse("x[transposed, 1/2 alternating]")
+    assert every_second.transposed
+    assert every_second.runs(1, 3, 4, {}) == [(3, 4), (5, 6)]
+    assert every_second.stored_rows(4, {}) == 8
+    values = TensorName.parse("kv[value of nope+value]")
+    assert not values.transposed
+    assert values.runs(3, 9, 12, {"nope": 3, "value": 4}) == [(6, 7), (10, 14), (17, 18)]
+    assert values.stored_rows(12, {"nope": 3, "value": 4}) == 21
+    assert TensorName.parse("x[transposed]").runs(0, 2, 4, {}) == [(0, 2)]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +206,7 @@ def test_families_are_found_by_architecture_or_type(architecture: str, model_typ
     assert family_of([architecture] if architecture else [], model_type) == family
 
 
-@pytest.mark.parametrize("architecture", ["SwitchTransformersForConditionalGeneration", "Lfm2MoeForCausalLM"])
+@pytest.mark.parametrize("architecture", ["SwitchTransformersForConditionalGeneration", "AfmoeForCausalLM"])
 def test_known_families_without_a_converter_are_refused_by_name(architecture: str) -> None:
     with pytest.raises(ColibriError, match="a family that this version does not convert") as caught:
         family_of([architecture], "")

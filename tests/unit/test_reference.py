@@ -200,7 +200,6 @@ def test_an_overflow_is_an_error_and_not_an_infinity(make: Any) -> None:
         Shape(model={"logits_softcap": 30.0}),
         Shape(attention={"softcap": 50.0}),
         Shape(attention={"output_gate": 1}),
-        Shape(moe={"groups": 5, "groups_chosen": 2}),
     ],
 )
 def test_records_that_ask_for_an_undefined_operator_are_refused(make: Any, shape: Shape) -> None:

@@ -55,12 +55,14 @@ struct cb_kernels {
     void (*rope)(float *x, const float *c, const float *s, size_t pairs, int style);
 
     /* One query head over `positions` cached positions, oldest first:
-     * k [positions][dim], v [positions][value_dim]; positions >= 1; scores is scratch
-     * [positions]; out [value_dim]. */
+     * k [positions][dim], v [positions][value_dim]; positions >= 1; sink NULL, or a score more that
+     * has no value; scores is scratch [positions], one more with a sink; out [value_dim]. */
     void (*attend_f16)(const float *q, const uint16_t *k, const uint16_t *v, size_t positions,
-                       size_t dim, size_t value_dim, float scale, float *scores, float *out);
+                       size_t dim, size_t value_dim, float scale, const float *sink, float *scores,
+                       float *out);
     void (*attend_f32)(const float *q, const float *k, const float *v, size_t positions,
-                       size_t dim, size_t value_dim, float scale, float *scores, float *out);
+                       size_t dim, size_t value_dim, float scale, const float *sink, float *scores,
+                       float *out);
 
     /* f32 -> f16, nearest even. 0, or COLIBRI_ERR_NON_FINITE when an input is not finite or a
      * result overflows (out is then unspecified). */
@@ -115,9 +117,9 @@ extern const struct cb_kernels cb_kernels_avx512;
     void cb_rmsnorm_##isa(const float *, const float *, size_t, float, float *);                   \
     void cb_rope_##isa(float *, const float *, const float *, size_t, int);                        \
     void cb_attend_f16_##isa(const float *, const uint16_t *, const uint16_t *, size_t, size_t,    \
-                             size_t, float, float *, float *);                                     \
+                             size_t, float, const float *, float *, float *);                      \
     void cb_attend_f32_##isa(const float *, const float *, const float *, size_t, size_t, size_t,  \
-                             float, float *, float *);                                             \
+                             float, const float *, float *, float *);                              \
     int cb_store_f16_##isa(const float *, size_t, uint16_t *);                                     \
     void cb_activate_##isa(int, float, float, const float *, const float *, size_t, float *);      \
     void cb_add_scaled_##isa(float *, float, const float *, size_t);                               \

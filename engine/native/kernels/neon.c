@@ -692,7 +692,7 @@ INLINE void weigh_values(const float *e, const void *v, size_t positions, size_t
 /* For dimensions that are multiples of 8. What several positions or channels leave over shares a
  * text with f32. */
 APART void attend(const float *q, const void *k, const void *v, size_t positions, size_t dim,
-                  size_t value_dim, float scale, float *scores, float *out, int kind)
+                  size_t value_dim, float scale, const float *sink, float *scores, float *out, int kind)
 {
     size_t j = 0, c = 0;
     for (; kind == ELEMENT_F16 && j + BATCH <= positions; j += BATCH)
@@ -700,7 +700,9 @@ APART void attend(const float *q, const void *k, const void *v, size_t positions
     for (; j < positions; j++)
         score_rows(q, k, j, 1, dim, kind, scale, scores);
 
-    const float sum = softmax_terms(scores, positions);
+    if (sink != NULL)
+        scores[positions] = *sink;
+    const float sum = softmax_terms(scores, positions + (sink != NULL));
 
     for (; kind == ELEMENT_F16 && c + 8 * BATCH <= value_dim; c += 8 * BATCH)
         weigh_values(scores, v, positions, value_dim, c, BATCH, ELEMENT_F16, sum, out);
@@ -709,21 +711,21 @@ APART void attend(const float *q, const void *k, const void *v, size_t positions
 }
 
 void cb_attend_f16_neon(const float *q, const uint16_t *k, const uint16_t *v, size_t positions,
-                        size_t dim, size_t value_dim, float scale, float *scores, float *out)
+                        size_t dim, size_t value_dim, float scale, const float *sink, float *scores, float *out)
 {
     if ((dim | value_dim) % 8)
-        cb_attend_f16_ref(q, k, v, positions, dim, value_dim, scale, scores, out);
+        cb_attend_f16_ref(q, k, v, positions, dim, value_dim, scale, sink, scores, out);
     else
-        attend(q, k, v, positions, dim, value_dim, scale, scores, out, ELEMENT_F16);
+        attend(q, k, v, positions, dim, value_dim, scale, sink, scores, out, ELEMENT_F16);
 }
 
 void cb_attend_f32_neon(const float *q, const float *k, const float *v, size_t positions, size_t dim,
-                        size_t value_dim, float scale, float *scores, float *out)
+                        size_t value_dim, float scale, const float *sink, float *scores, float *out)
 {
     if ((dim | value_dim) % 8)
-        cb_attend_f32_ref(q, k, v, positions, dim, value_dim, scale, scores, out);
+        cb_attend_f32_ref(q, k, v, positions, dim, value_dim, scale, sink, scores, out);
     else
-        attend(q, k, v, positions, dim, value_dim, scale, scores, out, ELEMENT_F32);
+        attend(q, k, v, positions, dim, value_dim, scale, sink, scores, out, ELEMENT_F32);
 }
 
 /* ---- choice of experts -------------------------------------------------------------------- */

@@ -220,7 +220,7 @@ static float softmax_terms(float *scores, size_t n)
 
 /* One query head. Rows are widened 8 elements at a time: element i goes to partial sum i % 8. */
 static void attend(const float *q, const void *k, const void *v, size_t positions, size_t dim,
-                   size_t value_dim, float scale, float *scores, float *out, int dtype)
+                   size_t value_dim, float scale, const float *sink, float *scores, float *out, int dtype)
 {
     float wide[8];
     for (size_t j = 0; j < positions; j++) {
@@ -235,7 +235,9 @@ static void attend(const float *q, const void *k, const void *v, size_t position
         }
         scores[j] = combine8(p) * scale;
     }
-    const float sum = softmax_terms(scores, positions);
+    if (sink != NULL)
+        scores[positions] = *sink;
+    const float sum = softmax_terms(scores, positions + (sink != NULL));
     for (size_t i = 0; i < value_dim; i++)
         out[i] = 0.0f;
     for (size_t j = 0; j < positions; j++)
@@ -249,15 +251,15 @@ static void attend(const float *q, const void *k, const void *v, size_t position
 }
 
 void cb_attend_f16_ref(const float *q, const uint16_t *k, const uint16_t *v, size_t positions,
-                       size_t dim, size_t value_dim, float scale, float *scores, float *out)
+                       size_t dim, size_t value_dim, float scale, const float *sink, float *scores, float *out)
 {
-    attend(q, k, v, positions, dim, value_dim, scale, scores, out, CB_DTYPE_F16);
+    attend(q, k, v, positions, dim, value_dim, scale, sink, scores, out, CB_DTYPE_F16);
 }
 
 void cb_attend_f32_ref(const float *q, const float *k, const float *v, size_t positions, size_t dim,
-                       size_t value_dim, float scale, float *scores, float *out)
+                       size_t value_dim, float scale, const float *sink, float *scores, float *out)
 {
-    attend(q, k, v, positions, dim, value_dim, scale, scores, out, CB_DTYPE_F32);
+    attend(q, k, v, positions, dim, value_dim, scale, sink, scores, out, CB_DTYPE_F32);
 }
 
 int cb_store_f16_ref(const float *x, size_t n, uint16_t *out)

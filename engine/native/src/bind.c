@@ -57,13 +57,22 @@ static struct cb_matrix *layer_matrix(struct cb_layer *l, uint32_t role)
 {
     switch (role) {
     case CB_ROLE_Q:
+    case CB_ROLE_MLA_Q_B:
+    case CB_ROLE_CONV_IN:
         return &l->q;
     case CB_ROLE_K:
+    case CB_ROLE_MLA_K_B:
         return &l->k;
     case CB_ROLE_V:
+    case CB_ROLE_MLA_V_B:
         return &l->v;
     case CB_ROLE_O:
+    case CB_ROLE_CONV_OUT:
         return &l->o;
+    case CB_ROLE_MLA_Q_A:
+        return &l->q_a;
+    case CB_ROLE_MLA_KV_A:
+        return &l->kv_a;
     case CB_ROLE_ROUTER:
         return &l->router;
     case CB_ROLE_SHARED_ROUTER:
@@ -92,9 +101,17 @@ static const float **layer_vector(struct cb_layer *l, uint32_t role)
 {
     switch (role) {
     case CB_ROLE_Q_NORM:
+    case CB_ROLE_MLA_Q_A_NORM:
         return &l->q_norm;
     case CB_ROLE_K_NORM:
+    case CB_ROLE_MLA_KV_A_NORM:
         return &l->k_norm;
+    case CB_ROLE_SINKS:
+        return &l->sinks;
+    case CB_ROLE_CONV_WEIGHT:
+        return &l->conv_weight;
+    case CB_ROLE_CONV_BIAS:
+        return &l->conv_bias;
     case CB_ROLE_ROUTER_SELECTION_BIAS:
         return &l->selection_bias;
     default:
@@ -132,7 +149,7 @@ static void bind_tensor(const colibri_model *m, struct cb_layer *l, const struct
     else if (vector != NULL)
         *vector = as_floats(data);
     else if (biased != NULL) /* every *_bias role follows its matrix, in the same extent */
-        biased->bias = (size_t)t->offset - biased->offset;
+        biased->bias = (uint32_t)((t->offset - biased->offset) / CB_TENSOR_ALIGN_BYTES);
 }
 
 static void bind_mlp(struct cb_mlp *mlp, uint32_t intermediate, uint32_t activation, uint32_t gated,

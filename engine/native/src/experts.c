@@ -364,10 +364,7 @@ static int add_shared(struct cb_pass *p)
         return 0;
     code = cb_dense(p, &p->l->shared);
     if (code == 0 && p->l->r.shared.gate == CB_SHARED_GATE_SIGMOID) {
-        p->out[0].w = &p->l->shared_router;
-        p->out[0].y = p->m->scratch.router;
-        p->out[0].stride = CB_PANEL_ROWS;
-        p->outs = 1;
+        cb_pass_out(p, &p->l->shared_router, p->m->scratch.router, CB_PANEL_ROWS);
         code = cb_pass_project(p, "shared router");
     }
     if (code == 0)

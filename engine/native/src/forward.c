@@ -16,11 +16,11 @@ int cb_pass_run(struct cb_pass *p, cb_task *task, size_t units, const char *step
     if (code == 0)
         return 0;
     if (p->l != NULL)
-        return cb_fail(p->error, code, CB_NO_OFFSET,
+        return cb_deny(p->error, code,
                        "layer %u, %s: a value is not finite; the model's weights or recipe are "
                        "broken",
                        p->l->r.layer.index, step);
-    return cb_fail(p->error, code, CB_NO_OFFSET,
+    return cb_deny(p->error, code,
                    "%s: a value is not finite; the model's weights or recipe are broken", step);
 }
 
@@ -68,7 +68,8 @@ void cb_norm(const struct cb_kernels *k, const struct cb_norm *norm, const float
     size_t i;
 
     if (norm == NULL || norm->weight == NULL) {
-        memcpy(y, x, n * sizeof *y);
+        if (y != x)
+            memcpy(y, x, n * sizeof *y);
         return;
     }
     if (norm->kind == CB_NORM_LAYER) { /* RMSNorm of what lies around the mean */
@@ -86,34 +87,55 @@ void cb_norm(const struct cb_kernels *k, const struct cb_norm *norm, const float
 static int step_norm(void *context, unsigned index, unsigned count)
 {
     struct cb_pass *p = context;
-    const colibri_model *m = p->m;
-    struct cb_quantized *q = &p->m->scratch.input;
-    size_t hidden = m->shape.hidden, groups = hidden / CB_GROUP_COLUMNS, t, last;
+    struct cb_quantized *q = &p->input.q;
+    size_t stride = p->input.stride, groups = stride / CB_GROUP_COLUMNS, t, last;
 
     cb_share(p->tokens, index, count, &t, &last);
     for (; t < last; t++) {
-        float *y = m->scratch.normed + t * hidden;
+        float *y = p->to + t * stride;
         int code;
 
-        cb_norm(p->k, p->norm, m->scratch.x + t * hidden, m->block.hidden, y);
+        cb_norm(p->k, p->norm, p->source + t * p->source_stride, p->channels, y);
+        memset(y + p->channels, 0, (stride - p->channels) * sizeof *y);
         if (!p->quantize)
             continue;
-        code = p->k->quantize(y, groups, q->q + t * hidden, q->d + t * groups, q->s + t * groups);
+        code = p->k->quantize(y, groups, q->q + t * stride, q->d + t * groups, q->s + t * groups);
         if (code != 0)
             return code;
     }
     return 0;
 }
 
-/* normed (and the quantised input) from x; they become the input of the next projection. */
-int cb_pass_norm(struct cb_pass *p, const struct cb_norm *norm, int quantize, const char *step)
+/* `to` (and the quantised input) become the input of the next projection. */
+int cb_pass_norm_rows(struct cb_pass *p, const struct cb_norm *norm, const float *source, size_t stride,
+                      size_t channels, float *to, int quantize, const char *step)
 {
     p->norm = norm;
+    p->source = source;
+    p->source_stride = stride;
+    p->channels = channels;
+    p->to = to;
     p->quantize = quantize;
-    p->input.x = p->m->scratch.normed;
-    p->input.stride = p->m->shape.hidden;
+    p->input.x = to;
+    p->input.stride = cb_up(channels, CB_GROUP_COLUMNS);
     p->input.q = p->m->scratch.input;
     return cb_pass_run(p, step_norm, p->tokens, step);
+}
+
+int cb_pass_norm(struct cb_pass *p, const struct cb_norm *norm, int quantize, const char *step)
+{
+    const colibri_model *m = p->m;
+
+    return cb_pass_norm_rows(p, norm, m->scratch.x, m->shape.hidden, m->block.hidden, m->scratch.normed,
+                             quantize, step);
+}
+
+void cb_pass_out(struct cb_pass *p, const struct cb_matrix *w, float *y, size_t stride)
+{
+    p->out[p->outs].w = w;
+    p->out[p->outs].y = y;
+    p->out[p->outs].stride = stride;
+    p->outs++;
 }
 
 static int step_project(void *context, unsigned index, unsigned count)
@@ -143,9 +165,24 @@ int cb_pass_project(struct cb_pass *p, const char *step)
     size_t panels = 0;
     unsigned i;
 
+    int code;
+
     for (i = 0; i < p->outs; i++)
         panels += cb_matrix_panels(p->out[i].w);
-    return cb_pass_run(p, step_project, panels, step);
+    code = cb_pass_run(p, step_project, panels, step);
+    p->outs = 0;
+    return code;
+}
+
+int cb_pass_mixed(struct cb_pass *p, const struct cb_matrix *w, float *x, size_t n)
+{
+    int code = cb_pass_norm_rows(p, NULL, x, cb_up(n, CB_GROUP_COLUMNS), n, x, cb_is_quantized(w->dtype),
+                                 "mixer output");
+
+    if (code != 0)
+        return code;
+    cb_pass_out(p, w, p->m->scratch.accumulator, p->m->shape.hidden);
+    return cb_pass_project(p, "mixer projection");
 }
 
 /* ---- residual --------------------------------------------------------------------------------- */
@@ -193,14 +230,17 @@ static int route_residual(struct cb_pass *p, uint32_t input)
 static int run_mixer(struct cb_pass *p)
 {
     struct cb_layer *l = p->l;
+    int convolution = l->r.layer.mixer_kind == CB_MIXER_SHORT_CONV;
     int quantize, code;
 
-    if (l->r.layer.mixer_kind != CB_MIXER_ATTENTION)
+    if (l->r.layer.mixer_kind == CB_MIXER_NONE)
         return 0;
-    quantize = cb_is_quantized(l->q.dtype) || cb_is_quantized(l->k.dtype) || cb_is_quantized(l->v.dtype);
-    code = cb_pass_norm(p, &l->norms[CB_PRE_MIXER], quantize, "norm before attention");
+    /* Matrices that are not there are f32. */
+    quantize = cb_is_quantized(l->q.dtype) || cb_is_quantized(l->k.dtype) || cb_is_quantized(l->v.dtype) ||
+               cb_is_quantized(l->q_a.dtype) || cb_is_quantized(l->kv_a.dtype);
+    code = cb_pass_norm(p, &l->norms[CB_PRE_MIXER], quantize, "norm before the mixer");
     if (code == 0)
-        code = cb_attention(p);
+        code = convolution ? cb_short_conv(p) : cb_attention(p);
     if (code == 0)
         code = add_residual(p, p->m->scratch.accumulator, &l->norms[CB_POST_MIXER]);
     return code;
@@ -234,7 +274,7 @@ static int run_layer(struct cb_pass *p, uint32_t index)
     int code;
 
     if (atomic_load_explicit(&p->session->cancel, memory_order_relaxed) != 0)
-        return cb_fail(p->error, COLIBRI_ERR_CANCELLED, CB_NO_OFFSET,
+        return cb_deny(p->error, COLIBRI_ERR_CANCELLED,
                        "cancelled in layer %u of %u; the sequence is as before the call", index,
                        p->m->block.layers);
     p->l = cb_model_layer(p->m, index);
@@ -282,7 +322,7 @@ static int check_logits(struct cb_pass *p, size_t id)
     cb_panel_row(m->embedding.data, (int)m->embedding.dtype, id, m->block.hidden, row);
     for (i = 0; i < m->block.hidden; i++) {
         if (row[i] != 0.0f)
-            return cb_fail(p->error, COLIBRI_ERR_ZERO_LOGITS, CB_NO_OFFSET,
+            return cb_deny(p->error, COLIBRI_ERR_ZERO_LOGITS,
                            "output logits all zero: the head or a norm before it is zero; convert "
                            "the model again");
     }

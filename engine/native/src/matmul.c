@@ -47,7 +47,7 @@ void cb_matmul(const struct cb_kernels *k, const struct cb_matrix *w, size_t fir
     }
     if (w->bias == 0)
         return;
-    panels = w->data + w->bias;
+    panels = w->data + (size_t)w->bias * CB_TENSOR_ALIGN_BYTES;
     for (t = 0; t < tokens; t++) /* a product with 1 changes nothing */
         k->add_scaled(y + t * stride, 1.0f, (const float *)panels + first * CB_PANEL_ROWS,
                       (last - first) * CB_PANEL_ROWS);

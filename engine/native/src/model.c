@@ -27,7 +27,7 @@ static int select_kernels(struct opening *o, colibri_error *error)
 {
     o->kernels = cb_kernels_select(o->options.isa);
     if (o->kernels == NULL)
-        return cb_fail(error, COLIBRI_ERR_ISA, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ISA,
                        "instruction set %.32s is not available; this build and CPU run: %s",
                        o->options.isa != NULL ? o->options.isa : "(best)",
                        cb_kernels_available());
@@ -134,7 +134,7 @@ static int make_plan(struct opening *o, colibri_error *error)
     uint32_t limit = o->shape.context_tokens;
 
     if (o->options.context_tokens > limit)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "option context_tokens is %u, the model was made for at most %u",
                        o->options.context_tokens, limit);
     o->plan.context_tokens = o->options.context_tokens;
@@ -179,7 +179,7 @@ static void take_scratch(colibri_model *m)
     s->sin = cb_take(a, "sin", 4 * b * shape->pairs);
     cb_take_quantized(a, &s->input, b, shape->input);
     for (i = 0; i < m->plan.threads; i++)
-        s->scores[i] = cb_take(a, "scores", 4 * (uint64_t)m->plan.context_tokens);
+        s->scores[i] = cb_take(a, "scores", 4 * (m->plan.context_tokens + (uint64_t)shape->sinks));
     s->router = cb_take(a, "router", 4 * b * cb_up(shape->experts, 8));
     s->ids = cb_take(a, "ids", 4 * choices);
     s->weights = cb_take(a, "weights", 4 * choices);
@@ -211,18 +211,27 @@ static void take_sessions(colibri_model *m)
     for (i = 0; i < m->plan.max_sessions; i++) {
         colibri_session *s = cb_model_session(m, i);
         size_t start = m->arena.used;
+        uint64_t state = 0;
 
         if (m->arena.overflow)
             return;
         s->model = m;
-        s->kv = m->arena.mapping.base + start;
+        s->kv = s->states = s->kept = m->arena.mapping.base + start;
+        if (m->shape.states != 0) {
+            s->states = cb_take(&m->arena, "states", m->shape.states);
+            s->kept = cb_take(&m->arena, "states", m->shape.states);
+        }
         for (layer = 0; layer < m->block.layers; layer++) {
             struct cb_layer *l = cb_model_layer(m, layer);
             const struct cb_block_attention *a = &l->r.attention;
             uint64_t row = (uint64_t)m->plan.context_tokens * cb_kv_element_bytes(m->plan.kv);
 
-            if (l->r.layer.mixer_kind != CB_MIXER_ATTENTION)
+
+            if (a->heads == 0) {
+                l->k_offset = (size_t)state;
+                state += cb_conv_state_bytes(&l->r.short_conv);
                 continue;
+            }
             l->k_offset = m->arena.used - start; /* the same in every session */
             (void)cb_take(&m->arena, "keys", a->kv_heads * a->head_dim * row);
             l->v_offset = m->arena.used - start;
@@ -260,7 +269,7 @@ static int take_tables(colibri_model *m, struct opening *o, colibri_error *error
     code = check_tables(&m->container, &o->trust, &m->signature, records, directory, &m->shape,
                         &m->directory, error);
     if (code == 0 && memcmp(&m->shape, &o->shape, sizeof m->shape) != 0)
-        code = cb_fail(error, COLIBRI_ERR_IO, CB_NO_OFFSET,
+        code = cb_deny(error, COLIBRI_ERR_IO,
                        "the file changed while it was opened; replace files by rename");
     if (code == 0)
         code = cb_records_begin(&r, records, (size_t)rs->size, rs->offset, error);
@@ -293,7 +302,7 @@ static int allocate(struct opening *o, colibri_model **model, colibri_error *err
     if (m == NULL) {
         cb_guards_end(&arena.guards);
         cb_unmap(&arena.mapping);
-        return cb_fail(error, COLIBRI_ERR_INTERNAL, CB_NO_OFFSET, "the plan has no room for a model");
+        return cb_deny(error, COLIBRI_ERR_INTERNAL, "the plan has no room for a model");
     }
     m->arena = arena;
     m->container = o->container;
@@ -316,7 +325,7 @@ static int allocate(struct opening *o, colibri_model **model, colibri_error *err
     }
     if (code == 0 && (m->arena.overflow || cb_up(m->arena.used, 4096) + m->plan.slots_bytes !=
                                                m->plan.arena_bytes))
-        code = cb_fail(error, COLIBRI_ERR_INTERNAL, CB_NO_OFFSET,
+        code = cb_deny(error, COLIBRI_ERR_INTERNAL,
                        "the buffers take %zu bytes of a planned arena of %llu", m->arena.used,
                        (unsigned long long)m->plan.arena_bytes);
     if (code != 0) {
@@ -373,7 +382,7 @@ static int apply_lock(colibri_model *m, uint32_t policy, colibri_error *error)
     }
     cb_model_lock(m);
     if (policy == COLIBRI_LOCK_REQUIRE && m->lock.unlocked > 0)
-        return cb_fail(error, COLIBRI_ERR_LOCK, CB_NO_OFFSET, "%s", m->lock.message);
+        return cb_deny(error, COLIBRI_ERR_LOCK, "%s", m->lock.message);
     return 0;
 }
 
@@ -456,8 +465,7 @@ int colibri_model_open(const char *path, const colibri_model_options *options,
     int code;
 
     if (path == NULL || model == NULL)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
-                       "colibri_model_open: path and model must not be NULL");
+        return cb_deny_null(error, "colibri_model_open", "path and model");
     *model = NULL;
     memset(&o, 0, sizeof o);
     o.fd = -1;
@@ -514,7 +522,7 @@ void colibri_model_close(colibri_model *m)
 int cb_model_enter(colibri_model *m, const char *call, colibri_error *error)
 {
     if (atomic_flag_test_and_set_explicit(&m->busy, memory_order_acquire))
-        return cb_fail(error, COLIBRI_ERR_BUSY, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_BUSY,
                        "%s: another call on this model is running; one call per model at a time",
                        call);
     return 0;
@@ -545,7 +553,7 @@ static void describe_layers(const colibri_model *m, colibri_model_info *info)
     for (i = 0; i < m->block.layers; i++) {
         const struct cb_layer_records *r = &cb_model_layer(m, i)->r;
 
-        if (r->layer.mixer_kind == CB_MIXER_ATTENTION && info->heads == 0) {
+        if (info->heads == 0) {
             info->heads = r->attention.heads;
             info->kv_heads = r->attention.kv_heads;
             info->head_dim = r->attention.head_dim;

@@ -27,8 +27,8 @@
 struct cb_matrix {
     const uint8_t *data; /* panels */
     size_t offset;       /* of an expert template, in the expert's extent */
-    size_t bias;         /* from data to b, f32 and padded as the rows are; 0: none */
-    uint32_t rows, columns;
+    uint32_t bias;       /* from data to b, in units of the tensors' alignment; 0: none */
+    uint32_t rows, columns; /* b is f32 and padded as the rows are */
     uint32_t dtype;
 };
 
@@ -53,9 +53,13 @@ enum cb_norm_place { CB_PRE_MIXER, CB_POST_MIXER, CB_PRE_FFN, CB_POST_FFN, CB_NO
 struct cb_layer {
     struct cb_layer_records r;
     struct cb_norm norms[CB_NORM_PLACES];
-    struct cb_matrix q, k, v, o;
+    /* Latent attention: q, k and v read what q_a and kv_a gave, behind these norms. A convolution reads
+     * q and writes o. */
+    struct cb_matrix q, k, v, o, q_a, kv_a;
     const float *q_norm, *k_norm;
-    size_t k_offset, v_offset; /* in the KV cache of a session */
+    const float *sinks; /* [heads]; NULL: none */
+    const float *conv_weight, *conv_bias; /* [taps][width padded], [width] */
+    size_t k_offset, v_offset; /* in the KV cache of a session; of a convolution, in its states */
     struct cb_matrix router, shared_router;
     const float *selection_bias;
     struct cb_mlp mlp;         /* dense, or the template of expert 0 */
@@ -99,6 +103,7 @@ struct colibri_ctx {
 struct colibri_session {
     colibri_model *model;
     uint8_t *kv;
+    uint8_t *states, *kept;         /* of convolutions; as they were before the call */
     float *logits;                  /* [V] */
     struct cb_candidate *candidates; /* [V]; the head writes its logits here first */
     int32_t *routing;               /* [L][B * R] */

@@ -31,11 +31,14 @@ struct cb_pass {
     colibri_error *error;
     const char *step;     /* for messages */
 
-    /* cb_step_norm: source x, result normed and, when `quantize`, the quantised input */
+    /* step_norm: `channels` of each row of `source`, normed, to `to`; when `quantize`, quantised too */
     const struct cb_norm *norm;
+    const float *source;
+    size_t source_stride, channels;
+    float *to;
     int quantize;
 
-    /* cb_step_project: up to three matrices that read `input` */
+    /* step_project: up to three matrices that read `input` */
     struct cb_input input;
     struct {
         const struct cb_matrix *w;
@@ -71,17 +74,27 @@ size_t cb_matrix_panels(const struct cb_matrix *w);
 int cb_pass_run(struct cb_pass *p, cb_task *task, size_t units, const char *step);
 
 /* forward.c */
-/* One token of n channels; norm NULL or without weights: a copy. y may be x where there is a norm. */
+/* One token of n channels; norm NULL or without weights: a copy. y may be x. */
 void cb_norm(const struct cb_kernels *k, const struct cb_norm *norm, const float *x, size_t n, float *y);
+/* The residual. */
 int cb_pass_norm(struct cb_pass *p, const struct cb_norm *norm, int quantize, const char *step);
+/* `channels` of rows of `source`, their norm to `to`: rows of `channels` rounded up to a group. */
+int cb_pass_norm_rows(struct cb_pass *p, const struct cb_norm *norm, const float *source, size_t stride,
+                      size_t channels, float *to, int quantize, const char *step);
+/* w of rows of n channels (padded; their padding is set) to the accumulator. */
+int cb_pass_mixed(struct cb_pass *p, const struct cb_matrix *w, float *x, size_t n);
+void cb_pass_out(struct cb_pass *p, const struct cb_matrix *w, float *y, size_t stride);
 int cb_pass_project(struct cb_pass *p, const char *step);
 int cb_forward(struct cb_pass *p, int want_logits);
 
-/* attention.c: normed -> accumulator (the o projection) */
+/* attention.c, convolution.c: normed -> accumulator (the projection behind them) */
 int cb_attention(struct cb_pass *p);
+int cb_short_conv(struct cb_pass *p);
 
 /* router.c: logits from normed -> ids, weights */
 int cb_route(struct cb_pass *p);
+/* The top_k experts of one token; NON_FINITE when a logit is not. */
+int cb_router_choose(const struct cb_kernels *k, const struct cb_layer *l, const float *logits, int32_t *ids);
 int cb_router_quantizes(const struct cb_layer *l);
 
 /* experts.c */

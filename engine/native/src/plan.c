@@ -28,13 +28,17 @@ static uint32_t groups(uint32_t columns)
 
 static void measure_layer(struct cb_shape *s, const struct cb_layer_records *l)
 {
-    const struct cb_block_attention *a = &l->attention;
+    const struct cb_block_attention *a = &l->attention; /* zero where there is none, as the others */
+    const struct cb_block_mla *mla = &l->mla;
 
-    if (l->layer.mixer_kind == CB_MIXER_ATTENTION) {
-        s->q = max32(s->q, groups(a->heads * a->head_dim));
-        s->o = max32(s->o, groups(a->heads * a->value_dim));
-        s->kv = max32(s->kv, groups(a->kv_heads * a->head_dim) + groups(a->kv_heads * a->value_dim));
-    }
+    s->q = max32(s->q, groups(a->heads * a->head_dim));
+    s->o = max32(s->o, groups(a->heads * a->value_dim));
+    s->o = max32(s->o, groups(mla->q_rank) + groups(mla->kv_rank) + groups(mla->kv_rank + mla->rope_dim));
+    s->o = max32(s->o, groups(l->short_conv.width));
+    s->kv = max32(s->kv, groups(a->kv_heads * a->head_dim) + groups(a->kv_heads * a->value_dim));
+    s->kv = max32(s->kv, groups(3 * l->short_conv.width));
+    s->sinks |= a->sinks;
+    s->states += cb_conv_state_bytes(&l->short_conv);
     if (l->layer.ffn_kind == CB_FFN_DENSE)
         s->inner = max32(s->inner, groups(l->ffn.intermediate));
     if (l->layer.ffn_kind == CB_FFN_MOE) {
@@ -91,8 +95,8 @@ void cb_shape_measure_slots(struct cb_shape *s, const struct cb_directory *d)
     }
 }
 
-static int plan_kv(colibri_plan *p, const struct cb_file_sizes *sizes, const uint8_t *records,
-                   colibri_error *error)
+static int plan_kv(colibri_plan *p, const struct cb_shape *s, const struct cb_file_sizes *sizes,
+                   const uint8_t *records, colibri_error *error)
 {
     uint64_t row = (uint64_t)p->context_tokens * cb_kv_element_bytes(p->kv);
     struct cb_records r;
@@ -100,10 +104,10 @@ static int plan_kv(colibri_plan *p, const struct cb_file_sizes *sizes, const uin
     uint32_t i;
     int code = cb_records_begin(&r, records, (size_t)sizes->records, 0, error);
 
-    p->kv_bytes = 0;
+    p->kv_bytes = s->states == 0 ? 0 : 2 * cb_buffer_bytes(s->states);
     for (i = 0; code == 0 && i < r.model.layers; i++) {
         code = cb_records_next(&r, &l, error);
-        if (code == 0 && l.layer.mixer_kind == CB_MIXER_ATTENTION)
+        if (code == 0 && l.attention.heads != 0)
             p->kv_bytes += cb_buffer_bytes(l.attention.kv_heads * l.attention.head_dim * row) +
                            cb_buffer_bytes(l.attention.kv_heads * l.attention.value_dim * row);
     }
@@ -128,7 +132,7 @@ static void plan_activation(colibri_plan *p, const struct cb_shape *s)
         2 * cb_buffer_bytes(4 * b * s->pairs) +           /* cos, sin */
         cb_buffer_bytes(b * s->input) +                   /* quantised input: values */
         2 * cb_buffer_bytes(4 * b * (s->input / g)) +     /* scales, sums */
-        p->threads * cb_buffer_bytes(4 * (uint64_t)p->context_tokens) + /* scores */
+        p->threads * cb_buffer_bytes(4 * (p->context_tokens + (uint64_t)s->sinks)) + /* scores */
         cb_buffer_bytes(4 * b * cb_up(s->experts, 8)) +   /* router logits */
         4 * cb_buffer_bytes(4 * choices) +                /* ids, weights, slots, tokens */
         cb_buffer_bytes(4 * ((uint64_t)s->experts + 1)) + /* first slot of an expert */
@@ -237,7 +241,7 @@ static void choose(colibri_plan *p, const struct cb_shape *s, const struct cb_fi
 
 static int refuse(const colibri_plan *p, uint64_t budget, uint32_t text, colibri_error *error)
 {
-    return cb_fail(error, COLIBRI_ERR_BUDGET, CB_NO_OFFSET,
+    return cb_deny(error, COLIBRI_ERR_BUDGET,
                    "the plan needs %llu bytes, the budget is %llu, the floor %llu; lower "
                    "context_tokens (%u), batch_tokens (%u), max_text_bytes (%u)%s or raise "
                    "budget_bytes to %llu",
@@ -251,7 +255,7 @@ int cb_plan_compute(colibri_plan *p, const struct cb_shape *s, const struct cb_f
                     colibri_error *error)
 {
     colibri_plan common;
-    int code = plan_kv(p, sizes, records, error);
+    int code = plan_kv(p, s, sizes, records, error);
 
     if (code != 0)
         return code;

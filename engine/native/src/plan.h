@@ -26,6 +26,8 @@
 struct cb_shape {
     uint32_t hidden;       /* H */
     uint32_t q, o, kv;     /* Q, O, K */
+    uint32_t sinks;        /* 1: a score more than there are positions */
+    uint64_t states;       /* of all convolutions, in bytes */
     uint32_t pairs;        /* P: all tables */
     uint32_t inner;        /* F: hidden channels of all experts of a token, or of an FFN */
     uint32_t experts;      /* X */

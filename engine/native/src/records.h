@@ -15,7 +15,8 @@ struct cb_rope_table {
     const float *inv_freq; /* [pairs], inside the records section */
 };
 
-/* The blocks of one layer; only those that the kinds in `layer` name are meaningful. */
+/* The blocks of one layer; only those that the kinds in `layer` name are meaningful, the others are
+ * zero. Latent attention has both its own block and, in `attention`, the plain heads that it becomes. */
 struct cb_layer_records {
     struct cb_block_layer layer;
     struct cb_block_attention attention;
@@ -26,6 +27,12 @@ struct cb_layer_records {
     struct cb_block_shared shared;
     uint32_t has_shared;
 };
+
+/* The inputs of a short convolution that the next token needs: f32 [taps - 1][width]. */
+static inline uint64_t cb_conv_state_bytes(const struct cb_block_short_conv *c)
+{
+    return 4 * (uint64_t)(c->taps - 1) * c->width; /* 0 of a layer without */
+}
 
 struct cb_records {
     struct cb_block_model model;

@@ -299,26 +299,13 @@ static int guess(struct cb_pass *p, const struct cb_layer *l)
         moe->router_input == CB_ROUTER_INPUT_FFN_INPUT ? &l->norms[CB_PRE_FFN] : NULL;
     size_t hidden = p->m->shape.hidden;
     struct look look = {p, l, {a->normed, hidden, a->input}};
-    uint32_t i;
 
     cb_norm(p->k, norm, p->m->scratch.x + (p->tokens - 1) * hidden, p->m->block.hidden, a->normed);
     if (cb_router_quantizes(l) &&
         p->k->quantize(a->normed, hidden / CB_GROUP_COLUMNS, a->input.q, a->input.d, a->input.s) != 0)
         return 0;
     (void)cb_pool_run(&p->m->pool, step_look, &look, cb_matrix_panels(&l->router));
-    for (i = 0; i < moe->experts; i++) {
-        float score = a->logits[i];
-
-        if (moe->router_score == CB_SCORE_SIGMOID)
-            score = cb_sigmoid(score);
-        if (l->selection_bias != NULL)
-            score += l->selection_bias[i];
-        if (!(score > -3e38f && score < 3e38f))
-            return 0;
-        a->logits[i] = score;
-    }
-    p->k->top_k(a->logits, moe->experts, moe->top_k, a->ids);
-    return 1;
+    return cb_router_choose(p->k, l, a->logits, a->ids) == 0;
 }
 
 /* Nothing is being read any more and the last experts of this layer are about to be computed. */
@@ -502,7 +489,7 @@ int cb_experts_wave(struct cb_pass *p, uint32_t *running)
         if (*running > 0 || left == 0)
             break;
         if (atomic_load_explicit(&p->session->cancel, memory_order_relaxed) != 0)
-            return cb_fail(p->error, COLIBRI_ERR_CANCELLED, CB_NO_OFFSET,
+            return cb_deny(p->error, COLIBRI_ERR_CANCELLED,
                            "cancelled in layer %u, waiting for storage; the sequence is as before "
                            "the call",
                            p->l->r.layer.index);
@@ -568,7 +555,7 @@ int cb_residency_guard(colibri_model *m, colibri_error *error)
                        (unsigned long long)limit, (unsigned long long)need);
     number = cb_protect(r->guard_first, (size_t)(last - first), 0);
     if (number != 0)
-        return cb_fail(error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET, "cannot guard the experts: mprotect: %s",
+        return cb_deny(error, COLIBRI_ERR_MEMORY, "cannot guard the experts: mprotect: %s",
                        strerror(number));
     return 0;
 }
@@ -603,7 +590,7 @@ int cb_experts_guard(struct cb_pass *p, int readable)
         number = protect_range(p, first, e, readable);
     }
     if (number != 0)
-        return cb_fail(p->error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET,
+        return cb_deny(p->error, COLIBRI_ERR_MEMORY,
                        "layer %u: mprotect of its experts: %s; raise vm.max_map_count or use another "
                        "residency",
                        p->l->r.layer.index, strerror(number));

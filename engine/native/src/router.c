@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Which experts a token goes to, and with what weight (docs/arithmetic.md, "Router"). */
+#include <math.h>
 #include <string.h>
 
 #include "common.h"
@@ -96,9 +97,44 @@ static void weigh(const struct cb_block_moe *moe, const float *logits, const int
         weights[i] = weights[i] * moe->routed_scale;
 }
 
-/* One token: logits [experts] (padded rows behind them are not looked at). */
-static int route_token(const struct cb_kernels *k, const struct cb_layer *l, float *logits,
-                       int32_t *ids, float *weights)
+/* What a group is worth: its best score, or the sum of its two best. */
+static float group_score(const struct cb_block_moe *moe, const float *scores, uint32_t size)
+{
+    float best = scores[0], second = -INFINITY;
+    uint32_t i;
+
+    for (i = 1; i < size; i++) {
+        float other = scores[i];
+
+        if (other > best) {
+            other = best;
+            best = scores[i];
+        }
+        if (other > second)
+            second = other;
+    }
+    return moe->group_score == CB_GROUP_SCORE_TOP2_SUM && size > 1 ? best + second : best;
+}
+
+/* Experts of all but the best groups are out of the choice. */
+static void keep_groups(const struct cb_block_moe *moe, float *scores)
+{
+    float worth[CB_MAX_EXPERTS];
+    uint32_t size = moe->experts / moe->groups, g, other, i;
+
+    for (g = 0; g < moe->groups; g++)
+        worth[g] = group_score(moe, scores + g * size, size);
+    for (g = 0; g < moe->groups; g++) {
+        uint32_t ahead = 0;
+
+        for (other = 0; other < moe->groups; other++)
+            ahead += worth[other] > worth[g] || (worth[other] == worth[g] && other < g);
+        for (i = 0; ahead >= moe->groups_chosen && i < size; i++)
+            scores[g * size + i] = -INFINITY;
+    }
+}
+
+int cb_router_choose(const struct cb_kernels *k, const struct cb_layer *l, const float *logits, int32_t *ids)
 {
     const struct cb_block_moe *moe = &l->r.moe;
     float scores[CB_MAX_EXPERTS];
@@ -111,7 +147,22 @@ static int route_token(const struct cb_kernels *k, const struct cb_layer *l, flo
         if (l->selection_bias != NULL)
             scores[i] += l->selection_bias[i];
     }
+    if (moe->groups_chosen != 0)
+        keep_groups(moe, scores);
     k->top_k(scores, moe->experts, moe->top_k, ids);
+    return 0;
+}
+
+/* One token: logits [experts] (padded rows behind them are not looked at). */
+static int route_token(const struct cb_kernels *k, const struct cb_layer *l, const float *logits,
+                       int32_t *ids, float *weights)
+{
+    const struct cb_block_moe *moe = &l->r.moe;
+    int code = cb_router_choose(k, l, logits, ids);
+    uint32_t i;
+
+    if (code != 0)
+        return code;
     weigh(moe, logits, ids, weights);
     for (i = 0; i < moe->top_k; i++) {
         if (!is_finite(weights[i]))
@@ -144,10 +195,7 @@ int cb_route(struct cb_pass *p)
     size_t choices = p->tokens * moe->top_k;
     int code;
 
-    p->out[0].w = &p->l->router;
-    p->out[0].y = s->router;
-    p->out[0].stride = cb_up32(moe->experts, CB_PANEL_ROWS);
-    p->outs = 1;
+    cb_pass_out(p, &p->l->router, s->router, cb_up32(moe->experts, CB_PANEL_ROWS));
     code = cb_pass_project(p, "router");
     if (code == 0)
         code = cb_pass_run(p, step_route, p->tokens, "router");

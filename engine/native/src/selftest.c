@@ -196,13 +196,13 @@ static void test_attention(const struct cb_kernels *k, struct outcome *o)
     load(&scale, vector_attend_scale, 1);
     draw_halves(half_keys, KEYS, SEED_KEYS, 0);
     draw_halves(half_values, VALUES, SEED_VALUES, 0);
-    k->attend_f16(q, half_keys, half_values, ATTEND_POSITIONS, DIM, VALUE_DIM, scale, scores, out);
+    k->attend_f16(q, half_keys, half_values, ATTEND_POSITIONS, DIM, VALUE_DIM, scale, NULL, scores, out);
     compare(o, "attend_f16", out, vector_attend_out, VALUE_DIM);
     for (size_t i = 0; i < KEYS; i++)
         keys[i] = cb_f16_to_f32(half_keys[i]);
     for (size_t i = 0; i < VALUES; i++)
         values[i] = cb_f16_to_f32(half_values[i]);
-    k->attend_f32(q, keys, values, ATTEND_POSITIONS, DIM, VALUE_DIM, scale, scores, out);
+    k->attend_f32(q, keys, values, ATTEND_POSITIONS, DIM, VALUE_DIM, scale, NULL, scores, out);
     compare(o, "attend_f32", out, vector_attend_out, VALUE_DIM);
 }
 
@@ -233,7 +233,7 @@ int colibri_selftest(const char *isa, colibri_error *error)
 {
     const struct cb_kernels *k = cb_kernels_select(isa);
     if (k == NULL)
-        return cb_fail(error, COLIBRI_ERR_ISA, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ISA,
                        "instruction set \"%s\" is not available; this CPU and build run: %s", isa,
                        cb_kernels_available());
 
@@ -250,7 +250,7 @@ int colibri_selftest(const char *isa, colibri_error *error)
     test_rest(k, &o);
     cb_fpu_leave(control);
     if (o.operator)
-        return cb_fail(error, COLIBRI_ERR_INTERNAL, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_INTERNAL,
                        "self-test: %s on \"%s\" differs from the golden vectors at element %zu: "
                        "%08x, should be %08x; build without floating-point options, or use another "
                        "instruction set (%s)",

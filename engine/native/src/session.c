@@ -15,8 +15,7 @@ int colibri_session_create(colibri_model *m, colibri_session **session, colibri_
     int code;
 
     if (m == NULL || session == NULL)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
-                       "colibri_session_create: model and session must not be NULL");
+        return cb_deny_null(error, "colibri_session_create", "model and session");
     *session = NULL;
     code = cb_model_enter(m, "colibri_session_create", error);
     if (code != 0)
@@ -34,7 +33,7 @@ int colibri_session_create(colibri_model *m, colibri_session **session, colibri_
     }
     cb_model_leave(m);
     if (*session == NULL)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "all %u sessions of the plan are in use; free one or raise max_sessions",
                        m->plan.max_sessions);
     return 0;
@@ -123,10 +122,10 @@ static int check_ids(const colibri_session *s, const void *ids, size_t count, co
     size_t i;
 
     if (count == 0 || ids == NULL)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "colibri_session_append: there must be at least one token id");
     if (count > m->plan.context_tokens - s->position)
-        return cb_fail(error, COLIBRI_ERR_CONTEXT_FULL, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_CONTEXT_FULL,
                        "%zu more tokens at position %u exceed the context of %u tokens (the model allows %u): "
                        "ask for fewer, reset the session%s",
                        count, s->position, m->plan.context_tokens, m->block.context_tokens,
@@ -136,7 +135,7 @@ static int check_ids(const colibri_session *s, const void *ids, size_t count, co
 
         memcpy(&id, (const char *)ids + i * sizeof id, sizeof id);
         if (id < 0 || (uint32_t)id >= m->block.vocabulary)
-            return cb_fail(error, COLIBRI_ERR_TOKEN_RANGE, CB_NO_OFFSET,
+            return cb_deny(error, COLIBRI_ERR_TOKEN_RANGE,
                            "token %zu has id %ld, must be 0..%u", i, (long)id,
                            m->block.vocabulary - 1);
     }
@@ -149,6 +148,7 @@ static int append_batches(colibri_session *s, const void *ids, size_t count, col
     uint32_t start = s->position;
     int code = 0;
 
+    memcpy(s->kept, s->states, (size_t)s->model->shape.states);
     while (count > 0 && code == 0) {
         struct cb_pass pass;
         size_t tokens = (size_t)cb_min64(count, s->model->plan.batch_tokens);
@@ -180,6 +180,7 @@ static int append_batches(colibri_session *s, const void *ids, size_t count, col
         return 0;
     }
     s->position = start; /* what was written behind it in the cache is written again */
+    memcpy(s->states, s->kept, (size_t)s->model->shape.states);
     s->batch = 0;        /* the routing of a failed batch is nobody's */
     if (code == COLIBRI_ERR_CANCELLED)
         atomic_store_explicit(&s->cancel, 0, memory_order_relaxed);
@@ -193,8 +194,7 @@ int colibri_session_append(colibri_session *s, const int32_t *ids, size_t count,
     int code;
 
     if (s == NULL)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
-                       "colibri_session_append: the session must not be NULL");
+        return cb_deny_null(error, "colibri_session_append", "the session");
     code = cb_model_enter(s->model, "colibri_session_append", error);
     if (code != 0)
         return code;
@@ -235,8 +235,7 @@ int colibri_session_set_sampler(colibri_session *s, const colibri_sampler *sampl
     int code;
 
     if (s == NULL || sampler == NULL)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
-                       "colibri_session_set_sampler: session and sampler must not be NULL");
+        return cb_deny_null(error, "colibri_session_set_sampler", "session and sampler");
     code = cb_model_enter(s->model, "colibri_session_set_sampler", error);
     if (code != 0)
         return code;
@@ -255,14 +254,13 @@ int colibri_session_sample(colibri_session *s, int32_t *id, colibri_error *error
     int code;
 
     if (s == NULL || id == NULL)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
-                       "colibri_session_sample: session and id must not be NULL");
+        return cb_deny_null(error, "colibri_session_sample", "session and id");
     code = cb_model_enter(s->model, "colibri_session_sample", error);
     if (code != 0)
         return code;
     if (!s->has_logits) {
         cb_model_leave(s->model);
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "there are no logits to sample from: append at least one token first");
     }
     fpu = cb_fpu_enter();
@@ -283,13 +281,12 @@ int colibri_tokenize(colibri_model *m, const char *text, size_t length, enum col
     int code;
 
     if (m == NULL || count == NULL || (text == NULL && length > 0) || (ids == NULL && *count > 0))
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
-                       "colibri_tokenize: model, text, ids and count must not be NULL");
+        return cb_deny_null(error, "colibri_tokenize", "model, text, ids and count");
     if (!m->has_tokenizer)
-        return cb_fail(error, COLIBRI_ERR_NO_TOKENIZER, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_NO_TOKENIZER,
                        "the model has no tokenizer section; give it token ids");
     if (length > m->max_text_bytes)
-        return cb_fail(error, COLIBRI_ERR_TEXT_LONG, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_TEXT_LONG,
                        "the text has %zu bytes, the limit is %u; raise max_text_bytes", length,
                        m->max_text_bytes);
     code = cb_model_enter(m, "colibri_tokenize", error);

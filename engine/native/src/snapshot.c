@@ -42,15 +42,22 @@ uint64_t cb_session_cache(const colibri_session *s, uint32_t positions, uint8_t 
                           int fill)
 {
     const colibri_model *m = s->model;
-    uint64_t bytes = 0;
+    uint64_t bytes = m->shape.states;
     uint32_t layer;
 
+    if (out != NULL)
+        memcpy(out, s->states, (size_t)bytes);
+    if (in != NULL)
+        memcpy(s->states, in, (size_t)bytes);
+    if (fill >= 0) {
+        cb_fill(s->states, fill, (size_t)bytes);
+        cb_fill(s->kept, fill, (size_t)bytes);
+    }
     for (layer = 0; layer < m->block.layers; layer++) {
         const struct cb_layer *l = cb_model_layer(m, layer);
         const struct cb_block_attention *a = &l->r.attention;
 
-        if (l->r.layer.mixer_kind != CB_MIXER_ATTENTION)
-            continue;
+        /* Heads and widths of a layer without attention are 0. */
         bytes += move_plane(s, s->kv + l->k_offset, a->kv_heads, a->head_dim, positions,
                             out == NULL ? NULL : out + (size_t)bytes,
                             in == NULL ? NULL : in + (size_t)bytes, fill);
@@ -94,15 +101,14 @@ int colibri_session_save(colibri_session *s, void *memory, size_t capacity, coli
     int code;
 
     if (s == NULL || memory == NULL)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
-                       "colibri_session_save: session and memory must not be NULL");
+        return cb_deny_null(error, "colibri_session_save", "session and memory");
     code = cb_model_enter(s->model, "colibri_session_save", error);
     if (code != 0)
         return code;
     h.total_bytes = colibri_session_snapshot_bytes(s);
     if (h.total_bytes == 0 || h.total_bytes > capacity) {
         cb_model_leave(s->model);
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "a snapshot of position %u needs %llu bytes, there are %zu; append at least "
                        "one token, and ask colibri_session_snapshot_bytes",
                        s->position, (unsigned long long)h.total_bytes, capacity);
@@ -208,7 +214,8 @@ static size_t first_not_finite(const uint8_t *data, size_t n, size_t size)
 static int check_values(const colibri_session *s, const struct cb_snapshot_header *h,
                         const uint8_t *data, size_t bytes, colibri_error *error)
 {
-    size_t ids = 4 * (size_t)h->position, logits = 4 * (size_t)h->vocabulary, i, bad, n;
+    size_t floats = h->vocabulary + (size_t)s->model->shape.states / 4;
+    size_t ids = 4 * (size_t)h->position, logits = 4 * floats, i, bad, n;
     size_t size = cb_kv_element_bytes(s->model->plan.kv);
 
     for (i = 0; i < h->position; i++) {
@@ -218,9 +225,9 @@ static int check_values(const colibri_session *s, const struct cb_snapshot_heade
         if (id >= h->vocabulary)
             return refuse(error, sizeof *h + 4 * i, "token id", id, h->vocabulary - 1);
     }
-    bad = first_not_finite(data + ids, h->vocabulary, 4);
-    if (bad < h->vocabulary)
-        return refuse(error, sizeof *h + ids + 4 * bad, "number of finite logits", bad, h->vocabulary);
+    bad = first_not_finite(data + ids, floats, 4);
+    if (bad < floats)
+        return refuse(error, sizeof *h + ids + 4 * bad, "number of finite logits", bad, floats);
     data += ids + logits;
     n = (bytes - ids - logits) / size;
     bad = first_not_finite(data, n, size);
@@ -267,8 +274,7 @@ int colibri_session_restore(colibri_session *s, const void *memory, size_t bytes
     int code;
 
     if (s == NULL || memory == NULL)
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
-                       "colibri_session_restore: session and memory must not be NULL");
+        return cb_deny_null(error, "colibri_session_restore", "session and memory");
     code = cb_model_enter(s->model, "colibri_session_restore", error);
     if (code != 0)
         return code;

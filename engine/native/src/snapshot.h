@@ -11,7 +11,7 @@
 
 #define CB_SNAPSHOT_MAGIC { 'C', 'O', 'L', 'I', 'S', 'N', 'P', 0x1a }
 
-/* Behind it: ids[position], logits[vocabulary], then the KV cache. */
+/* Behind it: ids[position], logits[vocabulary], states of convolutions, then the KV cache. */
 struct cb_snapshot_header {
     uint8_t magic[8];
     uint32_t version, header_bytes;
@@ -24,7 +24,7 @@ struct cb_snapshot_header {
 };
 _Static_assert(sizeof(struct cb_snapshot_header) == CB_SNAPSHOT_HEADER_BYTES, "no padding");
 
-/* The first `positions` rows of every head of the KV cache: to `out`, or from `in`, or filled with a
+/* The states of all convolutions, then the first `positions` rows of every head of the KV cache: to `out`, or from `in`, or filled with a
  * byte (fill >= 0), or none of them. Their bytes. */
 uint64_t cb_session_cache(const colibri_session *s, uint32_t positions, uint8_t *out, const uint8_t *in,
                           int fill);

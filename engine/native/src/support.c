@@ -7,9 +7,9 @@
 static int refuse(uint32_t layer, const char *what, colibri_error *error)
 {
     if (layer == CB_NONE_INDEX)
-        return cb_fail(error, COLIBRI_ERR_UNSUPPORTED, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_UNSUPPORTED,
                        "this version does not run models with %s", what);
-    return cb_fail(error, COLIBRI_ERR_UNSUPPORTED, CB_NO_OFFSET,
+    return cb_deny(error, COLIBRI_ERR_UNSUPPORTED,
                    "this version does not run %s (layer %u)", what, layer);
 }
 
@@ -47,7 +47,6 @@ static int check_attention(const struct cb_block_attention *a, uint32_t layer, c
 {
     const struct rule rules[] = {
         {a->softcap != 0.0f, "attention with a softcap"},
-        {a->sinks != 0, "attention sinks"},
         {a->output_gate != 0, "attention with an output gate"},
     };
 
@@ -68,17 +67,12 @@ static int check_layer(const struct cb_layer_records *l, colibri_error *error)
 {
     const struct cb_block_layer *b = &l->layer;
     const struct rule rules[] = {
-        {b->mixer_kind == CB_MIXER_MLA, "mixer kind mla"},
-        {b->mixer_kind == CB_MIXER_SHORT_CONV, "mixer kind short_conv"},
-        {b->mixer_kind == CB_MIXER_STATE_SPACE, "mixer kind state_space"},
-        {b->mixer_kind == CB_MIXER_DELTA_NET, "mixer kind delta_net"},
         {b->norm_kind == CB_NORM_NONE && b->norm_places != 0, "norm places without a norm kind"},
         {b->parallel != 0, "mixer and feed-forward network in parallel"},
-        {l->moe.groups > 1, "expert groups"},
     };
     int code = CHECK(rules, b->index, error);
 
-    if (code == 0 && b->mixer_kind == CB_MIXER_ATTENTION)
+    if (code == 0)
         code = check_attention(&l->attention, b->index, error);
     if (code == 0 && b->ffn_kind == CB_FFN_DENSE)
         code = check_mlp(l->ffn.activation, l->ffn.gated, b->index, error);

@@ -441,10 +441,11 @@ static void check_attend(const struct cb_kernels *k, int f16)
     const size_t value_dim = rng() & 1 ? dim : between(1, 160);
     const float scale = normal(), size = rng() % 4 ? 1.0f : 12.0f; /* sharp softmax: zero terms */
     float *q = guarded(dim * sizeof *q);
-    float *scores = guarded(positions * sizeof *scores);
+    const float sinks[1] = {normal() * size}, *sink = rng() & 1 ? sinks : NULL;
+    float *scores = guarded((positions + (sink != NULL)) * sizeof *scores);
     float *out = guarded(value_dim * sizeof *out), *out2 = guarded(value_dim * sizeof *out);
     const char *text =
-        shape("positions=%zu dim=%zu value_dim=%zu", positions, dim, value_dim);
+        shape("positions=%zu dim=%zu value_dim=%zu sink=%d", positions, dim, value_dim, sink != NULL);
     for (size_t i = 0; i < dim; i++)
         q[i] = normal() * size;
     if (f16) {
@@ -454,15 +455,15 @@ static void check_attend(const struct cb_kernels *k, int f16)
             key[i] = cb_f16_from_f32(normal());
         for (size_t i = 0; i < positions * value_dim; i++)
             value[i] = random_scale();
-        cb_attend_f16_ref(q, key, value, positions, dim, value_dim, scale, scores, out);
-        k->attend_f16(q, key, value, positions, dim, value_dim, scale, scores, out2);
+        cb_attend_f16_ref(q, key, value, positions, dim, value_dim, scale, sink, scores, out);
+        k->attend_f16(q, key, value, positions, dim, value_dim, scale, sink, scores, out2);
     } else {
         float *key = guarded(positions * dim * sizeof *key);
         float *value = guarded(positions * value_dim * sizeof *value);
         fill_normal(key, positions * dim);
         fill_normal(value, positions * value_dim);
-        cb_attend_f32_ref(q, key, value, positions, dim, value_dim, scale, scores, out);
-        k->attend_f32(q, key, value, positions, dim, value_dim, scale, scores, out2);
+        cb_attend_f32_ref(q, key, value, positions, dim, value_dim, scale, sink, scores, out);
+        k->attend_f32(q, key, value, positions, dim, value_dim, scale, sink, scores, out2);
     }
     check_floats(k->isa, f16 ? "attend_f16" : "attend_f32", text, out, out2, value_dim);
     release_all(k->isa, "attend");
@@ -806,7 +807,7 @@ static void bench_small(const struct cb_kernels *k)
                     k->store_f16(x, N, half);
                     break;
                 default:
-                    k->attend_f16(x, key, value, POSITIONS, DIM, DIM, 0.125f, scores, out);
+                    k->attend_f16(x, key, value, POSITIONS, DIM, DIM, 0.125f, NULL, scores, out);
                     break;
                 }
             }

@@ -401,13 +401,13 @@ static void golden_attend(const struct cb_kernels *k, const char *folder)
         read_arrow(r);
         read_floats(r, expected, value_dim);
         read_end(r);
-        k->attend_f16(in_a, half_a, half_b, positions, dim, value_dim, scale, scores, got);
+        k->attend_f16(in_a, half_a, half_b, positions, dim, value_dim, scale, NULL, scores, got);
         check_floats(k->isa, "attend_f16", line_of(r), expected, got, value_dim);
         for (size_t i = 0; i < positions * dim; i++)
             in_b[i] = cb_f16_to_f32(half_a[i]);
         for (size_t i = 0; i < positions * value_dim; i++)
             in_c[i] = cb_f16_to_f32(half_b[i]);
-        k->attend_f32(in_a, in_b, in_c, positions, dim, value_dim, scale, scores, got);
+        k->attend_f32(in_a, in_b, in_c, positions, dim, value_dim, scale, NULL, scores, got);
         check_floats(k->isa, "attend_f32", line_of(r), expected, got, value_dim);
     }
 }
