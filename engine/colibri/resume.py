@@ -80,19 +80,36 @@ class Journal:
     def open(self) -> int:
         """A locked descriptor of the unfinished file; refused when it was begun with something else."""
         descriptor = -1
+        there = os.path.lexists(self.partial)
         try:
-            descriptor = _open(self.partial)
-            self._lock(descriptor)
+            descriptor = self._locked()
             self._file = _open(self.path)
-            self._begin()
+            self._begin(descriptor)
         except BaseException as error:
             self.close()
             if descriptor >= 0:
+                if not there:
+                    self.partial.unlink(missing_ok=True)
                 os.close(descriptor)
             if isinstance(error, OSError):
                 raise WriteError(Path(error.filename or self.partial), error, Code.OPEN) from error
             raise
         return descriptor
+
+    def _locked(self) -> int:
+        """The unfinished file, opened and locked; not one that another run completed in between."""
+        while True:
+            descriptor = _open(self.partial)
+            try:
+                self._lock(descriptor)
+                if os.path.samestat(os.fstat(descriptor), os.stat(self.partial)):
+                    return descriptor
+            except FileNotFoundError:
+                pass
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
 
     def _lock(self, descriptor: int) -> None:
         try:
@@ -104,10 +121,11 @@ class Journal:
         except OSError:
             return  # a file system without locks
 
-    def _begin(self) -> None:
-        """The first line: written when there is none, else compared."""
+    def _begin(self, descriptor: int) -> None:
+        """The first line: written when there is none, else compared. Without it, no byte of the file counts."""
         head, end, _ = read_regular(self.path, MAX_JOURNAL_BYTES).partition(b"\n")
         if not end:  # nothing, or a run that was killed in its first line
+            os.ftruncate(descriptor, 0)
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, json.dumps({"format": FORMAT, "identity": self.identity}).encode() + b"\n", 0)
             return

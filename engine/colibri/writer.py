@@ -262,6 +262,11 @@ class ModelWriter:
             complete.add(line.extent)
             self.errors |= line.errors
         journal.cut()
+        # What lies behind them is written again, but for the gaps, which are zeros.
+        held = (self._extents[index] for index in complete)
+        end = max((extent.offset + extent.size + chunk_table_bytes(extent.size) for extent in held), default=0)
+        os.ftruncate(self._descriptor, end)
+        os.ftruncate(self._descriptor, self.file_bytes)
         count = sum(self._extent_index(slot) in complete for slot in self.slots)
         self.done, self.slots = self.slots[:count], self.slots[count:]
 

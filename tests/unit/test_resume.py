@@ -101,6 +101,28 @@ def test_the_report_of_a_resumed_conversion_is_that_of_a_whole_one(tmp_path: Pat
     assert digest(output) == whole[0]
 
 
+@pytest.mark.parametrize("left", [b"", b'{"format": "colibri-par'])
+def test_without_the_first_line_of_its_journal_no_byte_of_a_file_counts(
+    tmp_path: Path, whole: tuple[str, Any], left: bytes
+) -> None:
+    output = tmp_path / "m.colibri"
+    (tmp_path / "m.colibri.partial").write_bytes(b"\xff" * 3_000_000)
+    (tmp_path / "m.colibri.partial.journal").write_bytes(left)
+    run_job(load_recipe(RECIPE), output, 1, quiet=True, resume=True)
+    assert digest(output) == whole[0]
+
+
+def test_gaps_behind_what_is_complete_are_zeros(tmp_path: Path, whole: tuple[str, Any]) -> None:
+    output = tmp_path / "m.colibri"
+    assert killed(output, 60) == -signal.SIGKILL
+    partial = tmp_path / "m.colibri.partial"
+    data = partial.read_bytes()
+    end = len(data.rstrip(b"\0"))
+    partial.write_bytes(data[:end] + b"\xff" * (len(data) - end))
+    run_job(load_recipe(RECIPE), output, 1, quiet=True, resume=True)
+    assert digest(output) == whole[0]
+
+
 @pytest.mark.parametrize("damage", ["bit", "table", "short", "gone", "line", "torn", "order"])
 def test_what_is_damaged_is_written_again(tmp_path: Path, whole: tuple[str, Any], damage: str) -> None:
     output = tmp_path / "m.colibri"
@@ -170,6 +192,27 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path, text: str) -> No
     with pytest.raises(ColibriError, match="is no journal of this version; remove"):
         run_job(load_recipe(RECIPE), tmp_path / "m.colibri", 1, quiet=True, resume=True)
     assert (tmp_path / "m.colibri.partial.journal").read_text() == text
+    assert names(tmp_path) == ["m.colibri.partial.journal"]
+
+
+def test_a_file_that_another_run_completed_before_the_lock_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[str, Any]
+) -> None:
+    output = tmp_path / "m.colibri"
+    flock, calls = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not calls:  # the other run ends between open and lock
+            (tmp_path / "m.colibri.partial").replace(tmp_path / "done")
+            (tmp_path / "done").write_bytes(b"complete")
+        calls.append(operation)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    run_job(load_recipe(RECIPE), output, 1, quiet=True, resume=True)
+    assert (tmp_path / "done").read_bytes() == b"complete"
+    assert len(calls) == 2
+    assert digest(output) == whole[0]
 
 
 @pytest.mark.parametrize("name", ["m.colibri.partial", "m.colibri.partial.journal"])
