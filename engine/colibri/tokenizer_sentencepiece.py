@@ -15,7 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from colibri._spec import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, Code, Pretokenizer, TokenizerFlag, TokenizerKind
+from colibri._spec import (
+    MAX_TOKEN_BYTES,
+    MAX_TOKENIZER_BYTES,
+    MAX_VOCABULARY,
+    Code,
+    Pretokenizer,
+    TokenizerFlag,
+    TokenizerKind,
+)
 from colibri.errors import ColibriError
 from colibri.tokenizer import BYTE_TOKENS, Merge, TokenizerSpec
 
@@ -128,6 +136,13 @@ class Pieces:
         for i, (name, kind) in enumerate(zip(self.names, self.types, strict=True)):
             if not name or name in ids:
                 _refuse(f"piece {i} {name!r} is empty or stands twice", "save the tokenizer again")
+            size = len(name.encode("utf-8", "surrogatepass"))
+            if size > MAX_TOKEN_BYTES:
+                raise ColibriError(
+                    Code.LIMIT,
+                    f"piece {i} {name[:32]!r}… has {size} bytes, the limit is {MAX_TOKEN_BYTES}; train the tokenizer "
+                    "with a smaller max_sentencepiece_length",
+                )
             if kind == UNUSED:
                 _refuse(f"piece {i} {name!r} is of the type unused")
             if kind == USER_DEFINED and not is_marker(name):

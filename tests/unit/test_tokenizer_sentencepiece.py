@@ -277,6 +277,8 @@ def pieces_with(**changes: tuple[float, int]) -> list[tuple[str, float, int]]:
         (model_file(normalizer={2: b"map"}), Code.UNSUPPORTED, "normalises texts"),
         (model_file(normalizer={4: 1}), Code.UNSUPPORTED, "remove_extra_whitespaces"),
         (model_file(normalizer={5: 0}), Code.UNSUPPORTED, "escape_whitespaces"),
+        (model_file([*pieces_with(), ("a" * 1025, 0, 1)]), Code.LIMIT, "has 1025 bytes, the limit is 1024"),
+        (model_file([*pieces_with(), ("a" * 10**7, 0, 1)]), Code.LIMIT, "has 10000000 bytes"),  # and in no time
         (model_file(pieces_with(x=(0, 5))), Code.UNSUPPORTED, "274 'x' is of the type unused"),
         (model_file(pieces_with(xy=(0, 4))), Code.UNSUPPORTED, "274 'xy' is ordinary text that is found before"),
         (model_file(pieces_with(x=(0, 3))), Code.UNSUPPORTED, "274 'x' is a character and special"),
