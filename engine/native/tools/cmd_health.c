@@ -214,7 +214,7 @@ static int run_case(colibri_model *model, const struct ctl_golden_case *expected
  * the other one. */
 static int run_cases(struct health *h, colibri_model **model, colibri_error *error)
 {
-    colibri_error later; /* than the first wrong case, which is reported */
+    colibri_error later = { .offset = -1 }; /* than the first wrong case, which is reported */
     int exit_code = 0, worst = 0;
 
     for (uint32_t pass = 0; pass < 2; pass++) {

@@ -218,7 +218,9 @@ int ctl_model_try(const char *command, const char *path, struct ctl_model_values
         return colibri_exit_code(error->code);
     }
     exit_code = colibri_exit_code(colibri_model_open(path, &options, model, error));
-    ctl_name_options(error);
+    if (exit_code != 0) {
+        ctl_name_options(error);
+    }
     return exit_code;
 }
 
