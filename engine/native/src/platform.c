@@ -353,6 +353,12 @@ unsigned cb_cpu_count(void)
     return cb_granted_cpus(count, cb_group_cpus("/proc/self/cgroup", "/sys/fs/cgroup"));
 }
 
+static int cannot_bind(colibri_error *error)
+{
+    return cb_fail(error, COLIBRI_ERR_THREAD, CB_NO_OFFSET,
+                   "threads cannot be bound to CPUs: %s; do not ask for big cores", strerror(errno));
+}
+
 int cb_bind_big_cores(const char *folder, uint32_t threads, colibri_error *error)
 {
     char path[128];
@@ -361,8 +367,8 @@ int cb_bind_big_cores(const char *folder, uint32_t threads, colibri_error *error
     unsigned cpu, count = 0, pass;
 
     CPU_ZERO(&big);
-    CPU_ZERO(&set); /* stays so when there are more CPUs than it holds: then none is found */
-    (void)sched_getaffinity(0, sizeof set, &set);
+    if (sched_getaffinity(0, sizeof set, &set) != 0) /* more CPUs than it holds */
+        return cannot_bind(error);
     for (pass = 0; pass < 2; pass++) {
         for (cpu = 0; cpu < CPU_SETSIZE; cpu++) {
             if (!CPU_ISSET(cpu, &set))
@@ -371,7 +377,8 @@ int cb_bind_big_cores(const char *folder, uint32_t threads, colibri_error *error
             capacity = number_in(path, "");
             if (capacity < 0)
                 return cb_fail(error, COLIBRI_ERR_THREAD, CB_NO_OFFSET,
-                               "big cores are not known: %s has no number", path);
+                               "big cores are not known: %s has no number; the device tree gives capacity-dmips-mhz, "
+                               "or do not ask for big cores", path);
             if (pass == 0) {
                 largest = capacity > largest ? capacity : largest;
             } else if (capacity >= largest - largest / 4) {
@@ -383,16 +390,13 @@ int cb_bind_big_cores(const char *folder, uint32_t threads, colibri_error *error
     if (threads > count)
         return cb_fail(error, COLIBRI_ERR_THREAD, CB_NO_OFFSET,
                        "%u threads are asked for, but there are %u big cores: lower threads", threads, count);
-    if (sched_setaffinity(0, sizeof big, &big) != 0)
-        return cb_fail(error, COLIBRI_ERR_THREAD, CB_NO_OFFSET, "sched_setaffinity: %s", strerror(errno));
-    return 0;
+    return sched_setaffinity(0, sizeof big, &big) != 0 ? cannot_bind(error) : 0;
 }
 
 int colibri_bind_big_cores(uint32_t threads, colibri_error *error)
 {
     return cb_bind_big_cores("/sys/devices/system/cpu", threads, error);
 }
-
 
 uint64_t cb_system_budget(void)
 {

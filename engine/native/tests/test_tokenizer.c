@@ -700,7 +700,7 @@ int main(int argc, char **argv)
         test_lookups();
         test_limits();
         test_characters();
-    test_long_words();
+        test_long_words();
         test_pretokenizers();
         test_rejections();
         test_utf8();
