@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -75,9 +76,18 @@ def test_a_step_beside_the_others_begins_with_the_suite_and_is_reported_in_its_p
 
 def test_a_step_beside_the_others_ends_with_the_suite_that_gives_up(logs: Path) -> None:
     broken = steps.Step("broken", ["false"], needed=True)
-    result = suites.run_suite("demo", 0, lambda: [broken, steps.Step("beside", ["sleep", "1000"], beside=True)])
+    child = logs / "child"  # of the step: a build's compilers
+    waits = ["sh", "-c", f"sleep 1000 & echo $! >{child}.new; mv {child}.new {child}; wait"]
+    seen = steps.Step("seen", ["sh", "-c", f"until [ -e {child} ]; do sleep 0.1; done"])
+    result = suites.run_suite("demo", 0, lambda: [seen, broken, steps.Step("beside", waits, beside=True)])
     assert result.counts.failed == 1
     assert result.seconds < 100
+    state = Path(f"/proc/{child.read_text().strip()}/stat")
+    for _ in range(100):
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail("the child of the step runs on")
 
 
 def test_the_boot_suite_takes_any_image_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ are shared.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -117,7 +119,7 @@ def start_step(suite: str, step: steps.Step) -> Running:
         process = subprocess.Popen(
             [part.replace(steps.JUNIT, str(junit)) for part in step.command],
             cwd=REPOSITORY, env={**os.environ, **step.environment}, stdout=output,
-            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, process_group=0 if step.beside else None,
         )  # fmt: skip
     return Running(step, log, junit, process, time.monotonic())
 
@@ -175,15 +177,18 @@ def run_suite(name: str, budget: float, make: Callable[[], list[steps.Step]]) ->
     counts = Counts()
     made = make()
     begun = {step.name: start_step(name, step) for step in made if step.beside}
-    for step in made:
-        got = finish_step(name, begun.pop(step.name) if step.name in begun else start_step(name, step))
-        counts.add(got)
-        if got.failed and step.needed:
-            print(f"  the steps after {step.name} need it and are not run", flush=True)
-            break
-    for left in begun.values():
-        left.process.terminate()
-        left.process.wait()
+    try:
+        for step in made:
+            got = finish_step(name, begun[step.name] if step.name in begun else start_step(name, step))
+            counts.add(got)
+            if got.failed and step.needed:
+                print(f"  the steps after {step.name} need it and are not run", flush=True)
+                break
+    finally:
+        for left in begun.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(left.process.pid, signal.SIGTERM)  # and what it started; nobody when it ended
+            left.process.wait()
     return SuiteResult(name, budget, time.monotonic() - start, counts)
 
 
