@@ -27,6 +27,13 @@ def defconfig(*more):
     return "\n".join(lines) + "\n"
 
 
+def version():
+    """What the package of the Python tools builds."""
+    with open(os.path.join(EXTERNAL, "package", "python-colibri", "python-colibri.mk")) as file:
+        lines = [line.split() for line in file]
+    return next(line[2] for line in lines if line[:1] == ["PYTHON_COLIBRI_VERSION"])
+
+
 def golden_results():
     """What the model must answer: (the whole file, a case that begins with a text)."""
     with open(os.path.join(MODELS, "tiny.golden.json")) as file:
