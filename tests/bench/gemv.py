@@ -29,8 +29,7 @@ COLUMNS = 1024
 ROWS = 512
 MEMORY_BYTES = 512 << 20
 CACHED_ROWS = (128 << 10) // (COLUMNS // 32 * 144) * 8
-GOAL = 1.0
-ROW_MAJOR, NO_TRANS, TRANS = 101, 111, 112
+ROW_MAJOR, NO_TRANS = 101, 111
 LINE = re.compile(r"  matmul_int4 +1 token +(memory|cached) +([0-9.]+) GB/s +([0-9.]+) GMAC/s")
 
 
