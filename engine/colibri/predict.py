@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from colibri._spec import AttentionBlock, DType, ExtentKind, MoeBlock, Scope
+from colibri._spec import AttentionBlock, DType, ExtentKind, MlaBlock, MoeBlock, Scope
 from colibri.boards import Bandwidth, Board, BoardError, Compute, Storage
 from colibri.plan import KV_ELEMENT_BYTES, MemoryPlan
 from colibri.records import chunk_table_bytes, round_up
@@ -109,6 +109,10 @@ def model_work(model: ModelFile, kv: str = "f16") -> ModelWork:
             mixer = layer.mixer
             work.kv_row_bytes = mixer.kv_heads * (mixer.head_dim + mixer.value_dim) * KV_ELEMENT_BYTES[kv]
             work.attention_macs = mixer.heads * (mixer.head_dim + mixer.value_dim)
+        elif isinstance(layer.mixer, MlaBlock):  # the cache holds plain heads
+            latent = layer.mixer
+            work.attention_macs = latent.heads * (latent.nope_dim + latent.rope_dim + latent.value_dim)
+            work.kv_row_bytes = work.attention_macs * KV_ELEMENT_BYTES[kv]
     experts_bytes = 0
     for extent in model.extents:
         if extent.kind == ExtentKind.EXPERT and extent.layer is not None:
