@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from colibri import __version__
 from colibri._families import FAMILIES, GGUF
-from colibri._spec import Code, Family, Layout, Role
+from colibri._spec import Code, Family, Layout, Role, RouterNormalise, RouterScore
 from colibri.checkpoint import Source, TensorFiles, digest_of
 from colibri.errors import ColibriError, shown
 from colibri.families import (
@@ -364,6 +364,14 @@ def gguf_shape(source: Gguf, experts: int | None = None, top_k: int | None = Non
     heads, hidden = (check_dimension(name, value(name), f"{source.path}: ") for name in ("heads", "hidden"))
     head_dim = value("head_dim", hidden // heads)
     kinds = fixed_kinds(FAMILIES[table["family"]]["layer"] | table["layer"])
+    chosen = kinds["router_score"] == RouterScore.SOFTMAX_CHOSEN
+    sums_to_one = chosen or kinds.get("router_normalise") == RouterNormalise.SUM
+    for key, known in (("expert_weights_norm", sums_to_one), ("expert_weights_scale", 1.0)):
+        found = source.value(f"{architecture}.{key}")
+        if found is not None and found != known:
+            raise ColibriError(
+                Code.UNSUPPORTED, f"{source.path}: {architecture}.{key} is {shown(repr(found))}, supported: {known}"
+            )
     multipliers = ("attention_scale", "embedding_multiplier", "residual_multiplier", "logits_divisor", "clip_qkv")
     kinds |= {name: real(name) for name in multipliers if name in keys and source.value(keys[name]) is not None}
     return DecoderShape(

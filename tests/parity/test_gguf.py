@@ -229,7 +229,12 @@ def test_the_loss_of_quantising_again_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
-    [("expert_gating_func", 2, "expert_gating_func is 2, supported: 1"), ("rope.scaling.type", "yarn", "scaling yarn")],
+    [
+        ("expert_gating_func", 2, "expert_gating_func is 2, supported: 1"),
+        ("expert_weights_norm", False, "expert_weights_norm is False, supported: True"),
+        ("expert_weights_scale", 2.5, "expert_weights_scale is 2.5, supported: 1.0"),
+        ("rope.scaling.type", "yarn", "scaling yarn"),
+    ],
 )
 def test_what_a_gguf_file_asks_for_and_the_records_do_not_get_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any, message: str
