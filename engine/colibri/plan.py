@@ -397,7 +397,8 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
             Code.BUDGET,
             f"the plan needs {found.total_bytes} bytes, the budget is {budget}, the floor {floor}; lower "
             f"context_tokens ({t}), batch_tokens ({b}), max_text_bytes ({text})"
-            f"{', expert_slots' if found.expert_slots > 1 else ''} or raise budget_bytes to {found.total_bytes}",
+            f"{', expert_slots' if found.expert_slots > 1 else ''} or raise budget_bytes to {found.total_bytes}, "
+            "if that much is free",
         )
     return found
 

@@ -391,7 +391,7 @@ def test_a_budget_error_names_the_options_and_a_budget_that_works(tiny: Path) ->
     outcome = run("run", tiny, "--ids", "1", "--budget", "100K")
     assert_fails(outcome, Code.BUDGET, "lower --context (", "), --batch (", "), --max-text (65536) or raise --budget ")
     assert "slots" not in outcome.err  # one, or none, is the least already
-    enough = outcome.err.split("raise --budget to ")[1].split()[0]
+    enough = outcome.err.split("raise --budget to ")[1].split(",")[0]
     assert run("run", tiny, "--ids", "1", "-n", "1", "--budget", enough).exit_code == 0
     slots = run("run", tiny, "--ids", "1", "--budget", "100K", "--residency", "stream", "--slots", "3")
     assert_fails(slots, Code.BUDGET, "--max-text (65536), --slots or raise --budget to ")

@@ -244,7 +244,7 @@ static int refuse(const colibri_plan *p, uint64_t budget, uint32_t text, colibri
     return cb_deny(error, COLIBRI_ERR_BUDGET,
                    "the plan needs %llu bytes, the budget is %llu, the floor %llu; lower "
                    "context_tokens (%u), batch_tokens (%u), max_text_bytes (%u)%s or raise "
-                   "budget_bytes to %llu",
+                   "budget_bytes to %llu, if that much is free",
                    (unsigned long long)p->total_bytes, (unsigned long long)budget,
                    (unsigned long long)p->floor_bytes, p->context_tokens, p->batch_tokens, text,
                    p->expert_slots > 1 ? ", expert_slots" : "", (unsigned long long)p->total_bytes);
