@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Pointing the layer descriptors at the tensors of a directory that has been checked. */
+#include <stddef.h>
+
 #include "common.h"
 #include "model.h"
 
@@ -53,70 +55,53 @@ static void bind_global(colibri_model *m, const struct cb_tensor *t)
     }
 }
 
-static struct cb_matrix *layer_matrix(struct cb_layer *l, uint32_t role)
-{
-    switch (role) {
-    case CB_ROLE_Q:
-    case CB_ROLE_MLA_Q_B:
-    case CB_ROLE_CONV_IN:
-        return &l->q;
-    case CB_ROLE_K:
-    case CB_ROLE_MLA_K_B:
-        return &l->k;
-    case CB_ROLE_V:
-    case CB_ROLE_MLA_V_B:
-        return &l->v;
-    case CB_ROLE_O:
-    case CB_ROLE_CONV_OUT:
-        return &l->o;
-    case CB_ROLE_MLA_Q_A:
-        return &l->q_a;
-    case CB_ROLE_MLA_KV_A:
-        return &l->kv_a;
-    case CB_ROLE_ROUTER:
-        return &l->router;
-    case CB_ROLE_SHARED_ROUTER:
-        return &l->shared_router;
-    case CB_ROLE_FFN_GATE:
-    case CB_ROLE_EXPERT_GATE:
-        return &l->mlp.gate;
-    case CB_ROLE_FFN_UP:
-    case CB_ROLE_EXPERT_UP:
-        return &l->mlp.up;
-    case CB_ROLE_FFN_DOWN:
-    case CB_ROLE_EXPERT_DOWN:
-        return &l->mlp.down;
-    case CB_ROLE_SHARED_GATE:
-        return &l->shared.gate;
-    case CB_ROLE_SHARED_UP:
-        return &l->shared.up;
-    case CB_ROLE_SHARED_DOWN:
-        return &l->shared.down;
-    default:
-        return NULL;
-    }
-}
+/* Where a layer keeps its tensors: matrices, then vectors. */
+#define PLACE(role, member) {CB_ROLE_##role, offsetof(struct cb_layer, member)}
+static const struct place {
+    uint16_t role, offset;
+} places[] = {
+    PLACE(Q, q),
+    PLACE(K, k),
+    PLACE(V, v),
+    PLACE(O, o),
+    PLACE(MLA_Q_A, q_a),
+    PLACE(MLA_Q_B, q),
+    PLACE(MLA_KV_A, kv_a),
+    PLACE(MLA_K_B, k),
+    PLACE(MLA_V_B, v),
+    PLACE(CONV_IN, q),
+    PLACE(CONV_OUT, o),
+    PLACE(ROUTER, router),
+    PLACE(SHARED_ROUTER, shared_router),
+    PLACE(FFN_GATE, mlp.gate),
+    PLACE(FFN_UP, mlp.up),
+    PLACE(FFN_DOWN, mlp.down),
+    PLACE(EXPERT_GATE, mlp.gate),
+    PLACE(EXPERT_UP, mlp.up),
+    PLACE(EXPERT_DOWN, mlp.down),
+    PLACE(SHARED_GATE, shared.gate),
+    PLACE(SHARED_UP, shared.up),
+    PLACE(SHARED_DOWN, shared.down),
+#define MATRICES 22u
+    PLACE(Q_NORM, q_norm),
+    PLACE(K_NORM, k_norm),
+    PLACE(MLA_Q_A_NORM, q_norm),
+    PLACE(MLA_KV_A_NORM, k_norm),
+    PLACE(SINKS, sinks),
+    PLACE(CONV_WEIGHT, conv_weight),
+    PLACE(CONV_BIAS, conv_bias),
+    PLACE(ROUTER_SELECTION_BIAS, selection_bias),
+};
+_Static_assert(sizeof(places) / sizeof(places[0]) == MATRICES + 8u, "vectors stand behind the matrices");
 
-static const float **layer_vector(struct cb_layer *l, uint32_t role)
+/* NULL where the role has no place among [first, end). */
+static void *find(struct cb_layer *l, uint32_t role, size_t first, size_t end)
 {
-    switch (role) {
-    case CB_ROLE_Q_NORM:
-    case CB_ROLE_MLA_Q_A_NORM:
-        return &l->q_norm;
-    case CB_ROLE_K_NORM:
-    case CB_ROLE_MLA_KV_A_NORM:
-        return &l->k_norm;
-    case CB_ROLE_SINKS:
-        return &l->sinks;
-    case CB_ROLE_CONV_WEIGHT:
-        return &l->conv_weight;
-    case CB_ROLE_CONV_BIAS:
-        return &l->conv_bias;
-    case CB_ROLE_ROUTER_SELECTION_BIAS:
-        return &l->selection_bias;
-    default:
-        return NULL;
+    for (; first < end; first++) {
+        if (places[first].role == role)
+            return (uint8_t *)l + places[first].offset;
     }
+    return NULL;
 }
 
 /* Norms and their biases take turns, place by place. */
@@ -125,7 +110,7 @@ static const float **norm_vector(struct cb_layer *l, uint32_t role)
     uint32_t at = role - CB_ROLE_PRE_MIXER_NORM; /* lower roles wrap */
 
     if (at >= 2 * CB_NORM_PLACES)
-        return layer_vector(l, role);
+        return find(l, role, MATRICES, sizeof places / sizeof places[0]);
     return at % 2 != 0 ? &l->norms[at / 2].bias : &l->norms[at / 2].weight;
 }
 _Static_assert(CB_ROLE_POST_MIXER_NORM == CB_ROLE_PRE_MIXER_NORM + 2 * CB_POST_MIXER &&
@@ -139,7 +124,7 @@ static void bind_tensor(const colibri_model *m, struct cb_layer *l, const struct
     int expert = t->scope == CB_SCOPE_EXPERT;
     uint32_t *range = expert ? l->expert_tensors : l->trunk_tensors;
     const uint8_t *data = expert ? NULL : tensor_data(m, t, l->trunk_extent);
-    struct cb_matrix *matrix = layer_matrix(l, t->role), *biased = layer_matrix(l, t->role - 1);
+    struct cb_matrix *matrix = find(l, t->role, 0, MATRICES), *biased = find(l, t->role - 1, 0, MATRICES);
     const float **vector = norm_vector(l, t->role);
 
     if (range[1]++ == 0)

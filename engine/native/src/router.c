@@ -104,14 +104,12 @@ static float group_score(const struct cb_block_moe *moe, const float *scores, ui
     uint32_t i;
 
     for (i = 1; i < size; i++) {
-        float other = scores[i];
-
-        if (other > best) {
-            other = best;
+        if (scores[i] > best) {
+            second = best;
             best = scores[i];
+        } else if (scores[i] > second) {
+            second = scores[i];
         }
-        if (other > second)
-            second = other;
     }
     return moe->group_score == CB_GROUP_SCORE_TOP2_SUM && size > 1 ? best + second : best;
 }
