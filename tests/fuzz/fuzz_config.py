@@ -44,9 +44,10 @@ def load() -> Check:
             table = load_json(config.put(data) / "config.json")
             config_notes(table, "0.1.0")
             key = family_of(architectures_of(table), model_type_of(table))
-            records = decoder_records(shape_from_config(key, table))
+            shape = shape_from_config(key, table)
+            records = decoder_records(shape)
             if records.model.layers <= 4 and all(layer.experts <= 64 for layer in records.layers):
-                expected_names(records, FAMILIES[key]["tensors"])
+                expected_names(records, FAMILIES[key]["tensors"], shape.part_rows)
 
     # A refusal must name the file: messages of other readers would not help.
     def named(data: bytes) -> None:
