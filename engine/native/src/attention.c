@@ -92,7 +92,7 @@ static size_t key_dim(const struct cb_layer *l)
 
 static size_t k_stride(const struct cb_layer *l)
 {
-    return cb_up(l->r.attention.kv_heads * key_dim(l), CB_GROUP_COLUMNS);
+    return (size_t)cb_up(l->r.attention.kv_heads * key_dim(l), CB_GROUP_COLUMNS);
 }
 
 static size_t v_stride(const struct cb_layer *l)

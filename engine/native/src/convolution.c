@@ -20,7 +20,7 @@ static int run_channel(const struct cb_pass *p, float *state, size_t channel)
     const struct cb_layer *l = p->l;
     const struct cb_block_short_conv *c = &l->r.short_conv;
     size_t stride = in_stride(c), width = c->width, before = c->taps - 1, t, j;
-    size_t w_stride = cb_up(width, CB_GROUP_COLUMNS);
+    size_t w_stride = cb_up32(c->width, CB_GROUP_COLUMNS);
     const float *weight = l->conv_weight + channel;
     float *in = p->m->scratch.kv + channel, *out = p->m->scratch.o + channel;
 

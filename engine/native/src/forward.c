@@ -117,7 +117,7 @@ int cb_pass_norm_rows(struct cb_pass *p, const struct cb_norm *norm, const float
     p->to = to;
     p->quantize = quantize;
     p->input.x = to;
-    p->input.stride = cb_up(channels, CB_GROUP_COLUMNS);
+    p->input.stride = (size_t)cb_up(channels, CB_GROUP_COLUMNS);
     p->input.q = p->m->scratch.input;
     return cb_pass_run(p, step_norm, p->tokens, step);
 }
@@ -176,8 +176,8 @@ int cb_pass_project(struct cb_pass *p, const char *step)
 
 int cb_pass_mixed(struct cb_pass *p, const struct cb_matrix *w, float *x, size_t n)
 {
-    int code = cb_pass_norm_rows(p, NULL, x, cb_up(n, CB_GROUP_COLUMNS), n, x, cb_is_quantized(w->dtype),
-                                 "mixer output");
+    int code = cb_pass_norm_rows(p, NULL, x, (size_t)cb_up(n, CB_GROUP_COLUMNS), n, x,
+                                 cb_is_quantized(w->dtype), "mixer output");
 
     if (code != 0)
         return code;
