@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from colibri._spec import Code, DType, Scope, SignatureAlgorithm
+from colibri._spec import Code, DType, Scope, ShortConvBlock, SignatureAlgorithm
 from colibri.calibration import Profile
 from colibri.errors import ColibriError, printable
 from colibri.format import ModelFile, TensorEntry
@@ -268,7 +268,9 @@ def as_text(model: ModelFile, options: PlanOptions, every: bool = False) -> Iter
         mixer: Any = layer.mixer
         ffn: Any = layer.ffn
         if mixer is not None:
-            parts.append(f"{type(mixer).__name__.removesuffix('Block').lower()} of {getattr(mixer, 'heads', 0)} heads")
+            taps = isinstance(mixer, ShortConvBlock)
+            kind = "short convolution" if taps else type(mixer).__name__.removesuffix("Block").lower()
+            parts.append(f"{kind} of {f'{mixer.taps} taps' if taps else f'{mixer.heads} heads'}")
         if layer.experts:
             parts.append(f"{ffn.experts} experts of width {ffn.intermediate}, top {ffn.top_k}")
         elif ffn is not None:
