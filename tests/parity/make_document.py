@@ -50,6 +50,8 @@ characters, a word of 100,000 characters and an empty text, with vocabularies tr
 (tests/parity/test_tokenizer_corpus.py; published ones are not to be had there, but for SmolLM2's). Texts that are not
 UTF-8, which the peers do not take, are compared between our two tokenizers. Refused by name: Unigram, WordPiece, NFKC,
 and NFC unless --drop-nfc is given; docs/convert.md has the whole list, and what holds for chat templates.
+The pre-tokenizers of gpt-oss (o200k) and DeepSeek (several patterns, one after another) are not built in: with
+--no-tokenizer these models take and give ids.
 
 ## What was measured
 Each row is a checkpoint with random weights, written by the family's own code ({oracles}), converted, and run over
