@@ -117,13 +117,14 @@ static const char mla_fields[] =
 static const char short_conv_fields[] =
     WIDTH_ "width\0" HEAD_DIM_ "taps\0" BOOL_ "bias\0" RESERVED_;
 #define MLP_ ACTIVATION_ "activation\0" BOOL_ "gated\0" BOOL_ "bias\0" FLOAT_ "clamp\0" FLOAT_ "alpha\0"
-static const char ffn_fields[] = INTERMEDIATE_ "intermediate\0" MLP_;
 static const char moe_fields[] =
     EXPERTS_ "experts\0" TOP_K_ "top_k\0" INTERMEDIATE_ "intermediate\0" MLP_
     SCORE_ "router_score\0" NORMALISE_ "router_normalise\0" FLOAT_ "router_normalise_eps\0"
     INPUT_ "router_input\0" BOOL_ "router_bias\0" BOOL_ "selection_bias\0" EXPERTS0_ "groups\0"
     EXPERTS0_ "groups_chosen\0" GROUP_SCORE_ "group_score\0" FLOAT_ "routed_scale\0"
     FLOAT_ "threshold\0" RESERVED_;
+/* ffn has the fields of shared up to its gate. */
+#define ffn_fields shared_fields
 static const char shared_fields[] =
     INTERMEDIATE_ "intermediate\0" MLP_ SHARED_GATE_ "gate\0" RESERVED_;
 
