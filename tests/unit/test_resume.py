@@ -199,7 +199,8 @@ def test_a_file_that_another_run_completed_before_the_lock_is_not_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[str, Any]
 ) -> None:
     output = tmp_path / "m.colibri"
-    flock, calls = fcntl.flock, []
+    flock = fcntl.flock
+    calls: list[int] = []
 
     def late(descriptor: int, operation: int) -> None:
         if not calls:  # the other run ends between open and lock
