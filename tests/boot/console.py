@@ -207,7 +207,10 @@ class Console:
 
     def close(self) -> None:
         """End the process if it still runs, and close the log."""
-        self._child.close(force=True)
+        try:
+            self._child.close(force=True)
+        except pexpect.ExceptionPexpect:  # it gives a killed process a tenth of a second to be gone
+            self._child.wait()
         self._log.close()
 
     def _exit_status(self) -> str:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -225,6 +227,24 @@ def test_a_power_cut_leaves_no_process(fake_machine: FakeMachine) -> None:
     assert not machine.alive()
     with pytest.raises(MachineDied):
         shell.run("true", timeout=10)
+
+
+def test_a_killed_machine_that_takes_long_to_be_gone_is_waited_for(
+    fake_machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = fake_machine("healthy")
+    process = machine.start().console._child.ptyproc
+
+    def killed_and_not_gone_yet(force: bool) -> bool:
+        os.kill(process.pid, signal.SIGKILL)
+        return not force
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "isalive", lambda: True)
+        patch.setattr(process, "terminate", killed_and_not_gone_yet)
+        machine.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
 
 
 def test_a_panic_at_boot_is_reported_as_a_crash(fake_machine: FakeMachine) -> None:
