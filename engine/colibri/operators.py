@@ -466,6 +466,7 @@ def route(logits: F32, rule: RouterRule, selection_bias: F32 | None = None) -> t
     selection = sigmoid(logits) if rule.score == RouterScore.SIGMOID else logits
     if selection_bias is not None:
         selection = selection + selection_bias
+        check_finite(selection, "selection scores")
     if rule.groups_chosen:
         selection = _best_groups(selection, rule)
     ids = top_k(selection, rule.top_k)

@@ -490,8 +490,9 @@ def _check_moe(moe: MoeBlock, what: str, offset: int) -> None:
         raise _record_error(f"{what}: top_k {moe.top_k} of {moe.experts} experts", offset)
     if moe.groups and moe.experts % moe.groups:
         raise _record_error(f"{what}: {moe.groups} groups of {moe.experts} experts", offset)
-    if moe.groups_chosen > moe.groups:
-        raise _record_error(f"{what}: {moe.groups_chosen} groups chosen of {moe.groups}", offset)
+    chosen = moe.groups_chosen
+    if chosen > moe.groups or (chosen and moe.top_k > chosen * (moe.experts // moe.groups)):
+        raise _record_error(f"{what}: {chosen} groups chosen of {moe.groups}, top_k {moe.top_k}", offset)
 
 
 _MIXERS: dict[int, Any] = {

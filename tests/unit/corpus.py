@@ -466,6 +466,7 @@ CASES = [
     Case("record.top-k", record("moe", "top_k", 3)),
     Case("record.groups", record("moe", "groups", 3)),
     Case("record.groups-chosen", record("moe", "groups_chosen", 1)),
+    Case("record.groups-chosen,few", both(record("moe", "groups", 2), record("moe", "groups_chosen", 1))),
     Case("record.mixer-reserved", record("layer", "mixer_kind", 4)),
     no_hash("directory.header", no_directory),
     no_hash("directory.limit", inside(DIRECTORY, 4, "I", spec.MAX_TENSORS + 1)),

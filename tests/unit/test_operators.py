@@ -338,6 +338,12 @@ def test_a_selection_bias_chooses_but_does_not_weigh() -> None:
     same_bits(weights[0], ops.sigmoid(np.array([-1.0, 1.0], dtype=np.float32)))
 
 
+def test_selection_scores_that_are_not_finite_are_refused() -> None:
+    largest = np.full(4, 3e38, dtype=np.float32)
+    with pytest.raises(ops.NonFiniteError, match="selection scores"), np.errstate(over="ignore"):
+        ops.route(largest[None, :], _rule(RouterScore.SOFTMAX_ALL, True), largest)
+
+
 def test_router_logits_that_are_not_finite_are_refused() -> None:
     logits = np.array([[1.0, np.nan, -1.0]], dtype=np.float32)
     with pytest.raises(ColibriError) as caught:

@@ -402,9 +402,10 @@ static int read_ffn(struct cb_records *r, struct cb_layer_records *l, colibri_er
         return cb_fail(error, COLIBRI_ERR_RECORD, offset,
                        "layer %u: %u groups do not divide %u experts", r->layer, moe->groups,
                        moe->experts);
-    if (moe->groups_chosen > moe->groups)
-        return cb_fail(error, COLIBRI_ERR_RECORD, offset, "layer %u: %u groups chosen of %u",
-                       r->layer, moe->groups_chosen, moe->groups);
+    if (moe->groups_chosen > moe->groups ||
+        (moe->groups_chosen != 0 && moe->top_k > moe->groups_chosen * (moe->experts / moe->groups)))
+        return cb_fail(error, COLIBRI_ERR_RECORD, offset, "layer %u: %u groups chosen of %u, top_k %u",
+                       r->layer, moe->groups_chosen, moe->groups, moe->top_k);
     if (r->type != CB_BLOCK_SHARED)
         return 0;
     l->has_shared = 1;

@@ -144,6 +144,8 @@ int cb_router_choose(const struct cb_kernels *k, const struct cb_layer *l, const
         scores[i] = moe->router_score == CB_SCORE_SIGMOID ? cb_sigmoid(logits[i]) : logits[i];
         if (l->selection_bias != NULL)
             scores[i] += l->selection_bias[i];
+        if (!is_finite(scores[i]))
+            return COLIBRI_ERR_NON_FINITE;
     }
     if (moe->groups_chosen != 0)
         keep_groups(moe, scores);
