@@ -449,7 +449,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "routed_scale": ["routed_scaling_factor"],
             "norm_eps": ["norm_eps"],
             "rope_theta": ["rope_theta", "rope_parameters.rope_theta"],
-            "tied_head": ["tie_word_embeddings", "tie_embedding"],
+            "tied_head": ["tie_embedding", "tie_word_embeddings"],
             "layer_types": ["layer_types"],
             "conv_taps": ["conv_L_cache"],
             "conv_bias": ["conv_bias"],
@@ -668,6 +668,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v3": {
         "ignored": ["model.layers.{layers}.*"],
+        "ignored_if": "num_nextn_predict_layers",
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_types": ["deepseek_v3"],
         "renamed": [[".self_attn.q_proj.", ".self_attn.q_b_proj."]],

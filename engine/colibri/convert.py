@@ -270,6 +270,8 @@ def huggingface_job(
     limit_context(records, context_tokens)
     source = open_checkpoint(directory)
     ignored = [pattern.format(layers=records.model.layers) for pattern in family.get("ignored", [])]
+    if "ignored_if" in family and not config.get(family["ignored_if"]):
+        ignored = []
     if records.model.tied_head and "head" in names:
         ignored.append(names["head"])  # some writers store the tied matrix twice
     packed = Mxfp4(source)

@@ -50,6 +50,16 @@ class Mxfp4:
                     f"{shown(blocks)} has the shape {list(shape)} and {shown(scales)} {list(shapes[scales])}, must be "
                     "[experts, rows, groups, 16] and [experts, rows, groups]",
                 )
+            kinds = source.dtypes()
+            if {kinds[blocks], kinds[scales]} != {"U8"}:
+                raise ColibriError(
+                    Code.TENSOR,
+                    f"{shown(blocks)} is stored as {kinds[blocks]} and {shown(scales)} as {kinds[scales]}, must be U8",
+                )
+            if name in shapes:
+                raise ColibriError(
+                    Code.DIRECTORY, f"{shown(name)} and {shown(blocks)} are names of one tensor; keep one"
+                )
             self._packed[name] = shape
 
     @property

@@ -126,6 +126,12 @@ def prune(job: Job, ratio: Fraction, profile: Profile | None = None) -> list[str
         raise ColibriError(Code.ARGUMENT, "the recipe leaves experts out already; give the ratio there or as an option")
     removed = {index: math.floor(ratio * moe.experts) for index, moe in moe_layers(job.records)}
     for index, moe in moe_layers(job.records):
+        if moe.groups_chosen and removed[index]:
+            raise ColibriError(
+                Code.UNSUPPORTED,
+                f"layer {index} chooses {moe.groups_chosen} of {moe.groups} groups of experts first, and groups of "
+                "unequal size cannot be described; convert without --expert-prune-ratio",
+            )
         left = moe.experts - removed[index]
         if left < moe.top_k:
             most = Fraction(moe.experts - moe.top_k, moe.experts)

@@ -52,6 +52,9 @@ def _ramp(index: int, low: Decimal, high: Decimal) -> Decimal:
 def _yarn_range(theta: Decimal, rotary_dim: int, scaling: Scaling) -> tuple[Decimal, Decimal]:
     """The first and last pair between those that keep their frequency and those that are divided."""
 
+    if theta == 1:
+        raise ColibriError(Code.ARGUMENT, "config.json: rope_theta is 1: every pair turns alike, YaRN has no range")
+
     def pair_of(rotations: float) -> Decimal:
         turns = Decimal(scaling.trained_tokens) / (Decimal(rotations) * 2 * _PI)
         return rotary_dim * turns.ln() / (2 * theta.ln())
@@ -126,10 +129,15 @@ def _number(key: str, table: dict[str, Any], name: str, default: float | None, l
 def scaling_from_config(config: dict[str, Any], context_tokens: int, latent: bool = False) -> Scaling:
     """The scaling of `rope_scaling` or `rope_parameters`; kinds that are not built in are refused by name."""
     result = Scaling()
+    if config.get("partial_rotary_factor") not in (None, 1.0):
+        part = shown(repr(config["partial_rotary_factor"]))
+        raise ColibriError(Code.UNSUPPORTED, f"config.json: partial_rotary_factor {part}, supported: 1")
     for key in ("rope_scaling", "rope_parameters"):
         table = config.get(key)
         if table is None:
             continue
+        if isinstance(table, dict) and any(isinstance(value, dict) for value in table.values()):
+            raise ColibriError(Code.UNSUPPORTED, f"config.json: {key} of each kind of layer, supported: one for all")
         if not isinstance(table, dict):
             raise ColibriError(
                 Code.ARGUMENT, f"config.json: {key} is {shown(repr(table))}, must be null or an object"

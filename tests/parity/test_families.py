@@ -7,6 +7,7 @@ the figures that is meant is recorded with `tests/parity/record.py`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from copy import copy, deepcopy
 from functools import partial
@@ -471,3 +472,17 @@ def test_a_tensor_under_both_of_its_names_is_refused(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ColibriError, match="are names of one tensor; keep one"):
         converted(tmp_path, tmp_path, INT8)
+
+
+def test_only_a_layer_that_predicts_a_second_token_is_left_out(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.family == "deepseek_v3")
+    make_checkpoint(case, tmp_path)
+    config, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
+    said = json.loads(config.read_text())
+    tensors = load_file(weights)
+    layer = f"model.layers.{said['num_hidden_layers']}."
+    save_file({**tensors, f"{layer}eh_proj.weight": tensors["model.norm.weight"].clone()}, weights)
+    with pytest.raises(ColibriError, match=r"eh_proj\.weight, which the architecture has no use for"):
+        convert(tmp_path, tmp_path / "b.colibri", FLOAT, tokenizer=False, quiet=True)
+    config.write_text(json.dumps(said | {"num_nextn_predict_layers": 1}))
+    convert(tmp_path, tmp_path / "b.colibri", FLOAT, tokenizer=False, quiet=True)

@@ -744,6 +744,17 @@ def test_configurations_of_other_families_are_refused_by_name(
             Code.ARGUMENT,
             "config.json: rope_scaling.low_freq_factor is 4.0, must be below high_freq_factor, 1.0",
         ),
+        ({"partial_rotary_factor": 0.5}, Code.UNSUPPORTED, "config.json: partial_rotary_factor 0.5, supported: 1"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0}}},
+            Code.UNSUPPORTED,
+            "config.json: rope_parameters of each kind of layer, supported: one for all",
+        ),
+        (
+            {"rope_theta": 1, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            Code.ARGUMENT,
+            "config.json: rope_theta is 1: every pair turns alike",
+        ),
         (
             {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
             Code.UNSUPPORTED,

@@ -104,6 +104,9 @@ def test_gates_and_ups_take_turns_in_the_rows_of_their_stack(tmp_path: Path) -> 
     [
         ({"_scales": np.full((EXPERTS, HIDDEN, 1), 253, np.uint8)}, Code.WEIGHTS, "holds 253, must be 0..252"),
         ({"_scales": np.zeros((EXPERTS, HIDDEN), np.uint8)}, Code.TENSOR, "has the shape [3, 64, 1, 16] and"),
+        ({"_scales": np.full((EXPERTS, HIDDEN, 1), np.nan, np.float32)}, Code.TENSOR, "as F32, must be U8"),
+        ({"_blocks": np.zeros((EXPERTS, HIDDEN, 1, 16), np.int8)}, Code.TENSOR, "is stored as I8 and"),
+        ({"": np.zeros((EXPERTS, HIDDEN, HIDDEN), np.float32)}, Code.DIRECTORY, "are names of one tensor; keep one"),
         ({"_blocks": np.zeros((EXPERTS, HIDDEN, 1, 8), np.uint8)}, Code.TENSOR, "must be [experts, rows, groups, 16]"),
     ],
 )

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from colibri._spec import MoeBlock, Role, Scope
+from colibri._spec import Code, MoeBlock, Role, Scope
 from colibri.calibration import Profile
 from colibri.cli import main
+from colibri.errors import ColibriError
 from colibri.format import ModelFile, open_model
 from colibri.job import run_job
 from colibri.prune import kept_experts, parse_ratio
+from colibri.prune import prune as leave_out
 from colibri.recipe import load_recipe
 from colibri.reference import ReferenceModel
 
@@ -47,6 +49,17 @@ def kept_ids(whole: ModelFile, part: ModelFile, layer: int) -> list[int]:
 def test_a_ratio_is_what_is_written() -> None:
     assert parse_ratio("0.29") * 100 == 29
     assert parse_ratio("1/3") == Fraction(1, 3)
+
+
+def test_groups_of_experts_stay_whole() -> None:
+    job = load_recipe(RECIPE)
+    for layer in job.records.layers:
+        assert isinstance(layer.ffn, MoeBlock)
+        layer.ffn.groups, layer.ffn.groups_chosen = 5, 4
+    with pytest.raises(ColibriError, match="layer 0 chooses 4 of 5 groups of experts first") as caught:
+        leave_out(job, Fraction(1, 5))
+    assert caught.value.code == Code.UNSUPPORTED
+    leave_out(job, Fraction(1, 10))  # of five experts none
 
 
 def test_of_equal_experts_the_lower_id_stays() -> None:
