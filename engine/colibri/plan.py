@@ -322,7 +322,7 @@ def plan(blocks: Iterable[object], sizes: FileSizes, options: PlanOptions) -> Me
 
     buf = buffer_bytes
     kv = s * sum(buf(keys * t * element) + buf(values * t * element) for keys, values in caches)
-    kv += s * 2 * buf(sum(states)) if states else 0
+    kv += s * 2 * buf(sum(states)) if sum(states) else 0
     activation = _activation(shape, t, b, s, n)
     table = (
         buf(MODEL_BYTES)

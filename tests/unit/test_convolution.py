@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,10 +59,16 @@ def test_a_state_that_is_not_finite_is_refused(engine: Engine) -> None:
         saved = bytearray(session.save())
         states = sum(4 * (taps - 1) * width for taps, width in ((3, 72), (6, 40), (1, 200)))
         at = spec.SNAPSHOT_HEADER_BYTES + 4 * len(PROMPT) + 4 * 101 + states - 4
-        saved[at : at + 4] = struct.pack("<f", float("inf"))
-        with pytest.raises(ColibriError) as caught:
-            session.restore(bytes(saved))
-        assert caught.value.code == Code.SNAPSHOT
+        for value, refused in ((1.5, False), (float("inf"), True)):
+            saved[at : at + 4] = struct.pack("<f", value)
+            saved[80:112] = bytes(32)
+            saved[80:112] = hashlib.sha256(saved).digest()
+            if not refused:
+                session.restore(bytes(saved))
+                continue
+            with pytest.raises(ColibriError, match="number of finite logits and states") as caught:
+                session.restore(bytes(saved))
+            assert caught.value.code == Code.SNAPSHOT
 
 
 def test_a_reset_forgets_the_state(engine: Engine) -> None:

@@ -227,7 +227,7 @@ static int check_values(const colibri_session *s, const struct cb_snapshot_heade
     }
     bad = first_not_finite(data + ids, floats, 4);
     if (bad < floats)
-        return refuse(error, sizeof *h + ids + 4 * bad, "number of finite logits", bad, floats);
+        return refuse(error, sizeof *h + ids + 4 * bad, "number of finite logits and states", bad, floats);
     data += ids + logits;
     n = (bytes - ids - logits) / size;
     bad = first_not_finite(data, n, size);
