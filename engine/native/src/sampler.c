@@ -77,15 +77,18 @@ static inline int_vector choose(int_vector mask, int_vector a, int_vector b)
 
 int cb_logits_scale(float *logits, size_t count, float multiplier)
 {
-    const int32_t limit = (int32_t)CB_BITS_INFINITY - 1;
+    const float *end = logits + count;
     int_vector bad = {0};
 
-    for (size_t i = 0; i < count; i += LANES) {
-        float_vector v = load(logits + i) * multiplier;
+    if (count == 0) /* more threads than panels */
+        return 0;
+    do {
+        float_vector v = load(logits) * multiplier;
 
-        memcpy(logits + i, &v, sizeof v);
-        bad |= ((int_vector)v & (int32_t)CB_BITS_ABS) > limit;
-    }
+        memcpy(logits, &v, sizeof v);
+        bad |= (int_vector)(v - v); /* +0 of a finite one, else not a number */
+        logits += LANES;
+    } while (logits < end);
     return (bad[0] | bad[1] | bad[2] | bad[3]) != 0 ? COLIBRI_ERR_NON_FINITE : 0;
 }
 
