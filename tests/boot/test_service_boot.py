@@ -57,7 +57,8 @@ def wait_for_service(shell: Shell) -> None:
 def service(shell: Shell, models: list[Model]) -> Service:
     """The service of the image, which nobody but its init script has started."""
     wait_for_service(shell)
-    path, options = shell.output(f'. {CONFIGURATION}; echo "$COLIBRI_MODEL"; echo "$COLIBRI_OPTIONS"').split("\n")
+    said = shell.output(f'. {CONFIGURATION}; echo "$COLIBRI_MODEL"; echo "$COLIBRI_OPTIONS"')
+    path, _, options = said.partition("\n")  # there may be no options
     model = next(model for model in models if model.path == path)
     pid = int(shell.output("pidof colibrictl").split()[0])
     return Service(pid, model, options)
