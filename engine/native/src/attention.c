@@ -69,10 +69,7 @@ static int store(const struct cb_pass *p, uint8_t *to, const float *x, size_t n)
     if (p->m->plan.kv == COLIBRI_KV_F16)
         return p->k->store_f16(x, n, (uint16_t *)(void *)to);
     for (i = 0; i < n; i++) {
-        uint32_t bits;
-
-        memcpy(&bits, &x[i], sizeof bits);
-        if ((bits & 0x7f800000u) == 0x7f800000u)
+        if (!cb_is_finite(&x[i]))
             return COLIBRI_ERR_NON_FINITE;
     }
     memcpy(to, x, n * sizeof *x);

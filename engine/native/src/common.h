@@ -47,6 +47,15 @@ static inline void cb_wipe(void *memory, size_t bytes)
     cb_fill(memory, 0, bytes);
 }
 
+/* Whether a float32 is finite, wherever it lies: neither infinite nor not a number. */
+static inline int cb_is_finite(const void *value)
+{
+    uint32_t bits;
+
+    memcpy(&bits, value, sizeof bits);
+    return (bits & 0x7f800000u) != 0x7f800000u;
+}
+
 /* Part `index` of `count` of [0, total): every element belongs to exactly one part. */
 static inline void cb_share(size_t total, unsigned index, unsigned count, size_t *first,
                             size_t *last)

@@ -4,8 +4,6 @@
  * matrix gives, the inputs are B * x and the outputs C * (their weighted sum). What the next tokens need
  * of the inputs is the state of the session.
  */
-#include <string.h>
-
 #include "common.h"
 #include "pass.h"
 
@@ -26,11 +24,9 @@ static int run_channel(const struct cb_pass *p, float *state, size_t channel)
 
     for (t = 0; t < p->tokens; t++) {
         float *row = in + t * stride, sum = 0.0f;
-        uint32_t bits;
 
         row[0] = row[0] * row[2 * width];
-        memcpy(&bits, row, sizeof bits);
-        if ((bits & 0x7f800000u) == 0x7f800000u)
+        if (!cb_is_finite(row))
             return COLIBRI_ERR_NON_FINITE;
         for (j = 0; j <= before; j++) { /* oldest first: token t + j - before */
             float x = t + j < before ? state[(t + j) * width] : in[(t + j - before) * stride];

@@ -159,11 +159,6 @@ static const struct block_type *find_type(uint32_t type)
     return &block_types[type];
 }
 
-static int is_finite(uint32_t bits)
-{
-    return (bits & 0x7f800000u) != 0x7f800000u;
-}
-
 /* field: the byte of its rule and its name. */
 static int check_field(const char *block, const char *field, uint32_t value, int64_t offset,
                        colibri_error *error)
@@ -187,7 +182,7 @@ static int check_field(const char *block, const char *field, uint32_t value, int
                            rule->high);
         return 0;
     case FINITE:
-        if (!is_finite(value))
+        if (!cb_is_finite(&value))
             return cb_fail(error, COLIBRI_ERR_RECORD, offset, "block %s: %s is not finite", block,
                            name);
         return 0;

@@ -11,14 +11,6 @@ int cb_router_quantizes(const struct cb_layer *l)
     return l->r.layer.ffn_kind == CB_FFN_MOE && cb_is_quantized(l->router.dtype);
 }
 
-static int is_finite(float x)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &x, sizeof bits);
-    return (bits & 0x7f800000u) != 0x7f800000u;
-}
-
 /* softmax over all experts; the chosen ones keep their share of the whole. */
 static void weigh_all(const float *logits, uint32_t n, const int32_t *ids, uint32_t k, float *weights)
 {
@@ -139,12 +131,12 @@ int cb_router_choose(const struct cb_kernels *k, const struct cb_layer *l, const
     uint32_t i;
 
     for (i = 0; i < moe->experts; i++) {
-        if (!is_finite(logits[i]))
+        if (!cb_is_finite(&logits[i]))
             return COLIBRI_ERR_NON_FINITE;
         scores[i] = moe->router_score == CB_SCORE_SIGMOID ? cb_sigmoid(logits[i]) : logits[i];
         if (l->selection_bias != NULL)
             scores[i] += l->selection_bias[i];
-        if (!is_finite(scores[i]))
+        if (!cb_is_finite(&scores[i]))
             return COLIBRI_ERR_NON_FINITE;
     }
     if (moe->groups_chosen != 0)
@@ -165,7 +157,7 @@ static int route_token(const struct cb_kernels *k, const struct cb_layer *l, con
         return code;
     weigh(moe, logits, ids, weights);
     for (i = 0; i < moe->top_k; i++) {
-        if (!is_finite(weights[i]))
+        if (!cb_is_finite(&weights[i]))
             return COLIBRI_ERR_NON_FINITE;
     }
     return 0;

@@ -118,15 +118,10 @@ static size_t bad_16(const uint8_t *data, size_t n, uint16_t exponent)
 
 static size_t bad_f32(const uint8_t *data, size_t n)
 {
-    size_t i;
+    size_t i = 0;
 
-    for (i = 0; i < n; i++) {
-        uint32_t bits;
-
-        memcpy(&bits, data + 4 * i, sizeof bits);
-        if ((bits & 0x7f800000u) == 0x7f800000u)
-            break;
-    }
+    while (i < n && cb_is_finite(data + 4 * i))
+        i++;
     return i;
 }
 
