@@ -43,13 +43,13 @@ int cb_open_file(const char *path, int *fd, uint64_t *bytes, colibri_error *erro
         *fd = open_unless_closed(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     } while (*fd < 0 && errno == EINTR);
     if (*fd < 0)
-        return cb_fail(error, COLIBRI_ERR_OPEN, CB_NO_OFFSET, "cannot open %s: %s", path,
+        return cb_deny(error, COLIBRI_ERR_OPEN, "cannot open %s: %s", path,
                        strerror(errno));
     if (fstat(*fd, &st) != 0)
-        return cb_fail(error, COLIBRI_ERR_IO, CB_NO_OFFSET, "cannot stat %s: %s", path,
+        return cb_deny(error, COLIBRI_ERR_IO, "cannot stat %s: %s", path,
                        strerror(errno));
     if (!S_ISREG(st.st_mode))
-        return cb_fail(error, COLIBRI_ERR_OPEN, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_OPEN,
                        "cannot open %s: it is not a regular file", path);
     *bytes = (uint64_t)st.st_size;
     return 0;
@@ -88,13 +88,13 @@ int cb_map_range(struct cb_mapping *m, int fd, uint64_t offset, uint64_t bytes, 
     if (bytes == 0)
         return 0;
     if (bytes > cb_mapping_limit())
-        return cb_fail(error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_MEMORY,
                        "%llu bytes of the file are to be mapped; a 32-bit process maps at most %llu: "
                        "use residency stream, a smaller model or a 64-bit system",
                        (unsigned long long)bytes, (unsigned long long)cb_mapping_limit());
     base = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, fd, (off_t)offset);
     if (base == MAP_FAILED)
-        return cb_fail(error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET, "cannot map %llu bytes of the file: %s",
+        return cb_deny(error, COLIBRI_ERR_MEMORY, "cannot map %llu bytes of the file: %s",
                        (unsigned long long)bytes, strerror(errno));
     m->base = base;
     m->bytes = (size_t)bytes;
@@ -126,13 +126,13 @@ int cb_map_anonymous(struct cb_mapping *m, uint64_t bytes, colibri_error *error)
 
     memset(m, 0, sizeof *m);
     if (bytes > SIZE_MAX / 2)
-        return cb_fail(error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_MEMORY,
                        "the arena needs %llu bytes, more than this process can address: lower "
                        "context_tokens, batch_tokens or max_text_bytes",
                        (unsigned long long)bytes);
     base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
-        return cb_fail(error, COLIBRI_ERR_MEMORY, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_MEMORY,
                        "cannot map the arena (%llu bytes): %s; lower context_tokens, batch_tokens, "
                        "max_sessions or max_text_bytes",
                        (unsigned long long)bytes, strerror(errno));
@@ -355,7 +355,7 @@ unsigned cb_cpu_count(void)
 
 static int cannot_bind(colibri_error *error)
 {
-    return cb_fail(error, COLIBRI_ERR_THREAD, CB_NO_OFFSET,
+    return cb_deny(error, COLIBRI_ERR_THREAD,
                    "threads cannot be bound to CPUs: %s; do not ask for big cores", strerror(errno));
 }
 
@@ -376,7 +376,7 @@ int cb_bind_big_cores(const char *folder, uint32_t threads, colibri_error *error
             (void)snprintf(path, sizeof path, "%s/cpu%u/cpu_capacity", folder, cpu);
             capacity = number_in(path, "");
             if (capacity < 0)
-                return cb_fail(error, COLIBRI_ERR_THREAD, CB_NO_OFFSET,
+                return cb_deny(error, COLIBRI_ERR_THREAD,
                                "big cores are not known: %s has no number; the device tree gives capacity-dmips-mhz, "
                                "or do not ask for big cores", path);
             if (pass == 0) {
@@ -388,7 +388,7 @@ int cb_bind_big_cores(const char *folder, uint32_t threads, colibri_error *error
         }
     }
     if (threads > count)
-        return cb_fail(error, COLIBRI_ERR_THREAD, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_THREAD,
                        "%u threads are asked for, but there are %u big cores: lower threads", threads, count);
     return sched_setaffinity(0, sizeof big, &big) != 0 ? cannot_bind(error) : 0;
 }

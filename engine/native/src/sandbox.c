@@ -68,7 +68,7 @@ int cb_sandbox_closed(void)
 
 static int fail(colibri_error *error, const char *what, const char *fix)
 {
-    return cb_fail(error, COLIBRI_ERR_SANDBOX, CB_NO_OFFSET, "%s: %s; %s", what, strerror(errno), fix);
+    return cb_deny(error, COLIBRI_ERR_SANDBOX, "%s: %s; %s", what, strerror(errno), fix);
 }
 
 /* ---- Landlock ------------------------------------------------------------------------------------ */
@@ -169,7 +169,7 @@ static int install(uint32_t phase, uint32_t action, colibri_error *error)
     result = syscall(SYS_seccomp, SET_MODE_FILTER,
                      action == COLIBRI_SANDBOX_KILL ? FLAG_TSYNC : FLAG_TSYNC | FLAG_LOG, &program);
     if (result > 0)
-        return cb_fail(error, COLIBRI_ERR_SANDBOX, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_SANDBOX,
                        "thread %ld has a seccomp filter of its own: enter the sandbox before it installs one",
                        result);
     if (result < 0)
@@ -188,7 +188,7 @@ static int install(uint32_t phase, uint32_t action, colibri_error *error)
 {
     (void)phase;
     (void)action;
-    return cb_fail(error, COLIBRI_ERR_SANDBOX, CB_NO_OFFSET,
+    return cb_deny(error, COLIBRI_ERR_SANDBOX,
                    "there is no filter for this architecture: aarch64, arm and x86-64 have one");
 }
 
@@ -199,7 +199,7 @@ static int install(uint32_t phase, uint32_t action, colibri_error *error)
 static int check_size(size_t found, size_t known, const char *name, colibri_error *error)
 {
     return found == known ? 0
-                          : cb_fail(error, COLIBRI_ERR_STRUCT_SIZE, CB_NO_OFFSET,
+                          : cb_deny(error, COLIBRI_ERR_STRUCT_SIZE,
                                     "%s.struct_size is %zu, this library knows %zu: set it to the sizeof",
                                     name, found, known);
 }
@@ -212,11 +212,11 @@ static int check_options(const colibri_sandbox *o, colibri_error *error)
         o->action > COLIBRI_SANDBOX_LOG || (o->phase == COLIBRI_SANDBOX_STEADY && paths > 0) ||
         (o->read_paths == NULL && o->read_path_count > 0) ||
         (o->write_paths == NULL && o->write_path_count > 0))
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "sandbox phase %u, action %u, %zu paths: phase 1 or 2 (without paths), action 0..2",
                        o->phase, o->action, paths);
     if (cb_sandbox_closed())
-        return cb_fail(error, COLIBRI_ERR_ARGUMENT, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_ARGUMENT,
                        "the sandbox is in its last phase already: enter it once");
     return 0;
 }

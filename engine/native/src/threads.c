@@ -182,7 +182,7 @@ int cb_pool_start(struct cb_pool *pool, unsigned threads, colibri_error *error)
         unsigned got = pool->started + 1;
 
         cb_pool_stop(pool);
-        return cb_fail(error, COLIBRI_ERR_THREAD, CB_NO_OFFSET,
+        return cb_deny(error, COLIBRI_ERR_THREAD,
                        "only %u of %u threads could be started: %s; lower `threads` or raise the "
                        "process limit",
                        got, threads, strerror(result));
