@@ -539,7 +539,7 @@ def _window_layers(values: dict[str, Any], family: dict[str, Any]) -> frozenset[
         return layout
     if not values.get("window_tokens") or "layer_types" not in family["config"]:
         return None
-    known: tuple[str, ...] = ("full_attention", "sliding_attention")
+    known = ("full_attention", "sliding_attention")
     if len(types) != layers or not all(kind in known for kind in types):
         raise ColibriError(
             Code.ARGUMENT,

@@ -126,33 +126,35 @@ def _number(key: str, table: dict[str, Any], name: str, default: float | None, l
     return float(value)
 
 
+def _refuse_part(name: str, table: dict[str, Any]) -> None:
+    """Rotation of a part of the channels; name: that of the key for the message."""
+    part = table.get("partial_rotary_factor", 1.0)
+    if part != 1.0:
+        raise ColibriError(Code.UNSUPPORTED, f"config.json: {name} {shown(repr(part))}, supported: 1")
+
+
 def scaling_from_config(config: dict[str, Any], context_tokens: int, latent: bool = False) -> Scaling:
     """The scaling of `rope_scaling` or `rope_parameters`; kinds that are not built in are refused by name."""
     result = Scaling()
-    if config.get("partial_rotary_factor") not in (None, 1.0):
-        part = shown(repr(config["partial_rotary_factor"]))
-        raise ColibriError(Code.UNSUPPORTED, f"config.json: partial_rotary_factor {part}, supported: 1")
+    if config.get("partial_rotary_factor") is not None:
+        _refuse_part("partial_rotary_factor", config)
     for key in ("rope_scaling", "rope_parameters"):
         table = config.get(key)
         if table is None:
             continue
-        if isinstance(table, dict) and any(isinstance(value, dict) for value in table.values()):
-            raise ColibriError(Code.UNSUPPORTED, f"config.json: {key} of each kind of layer, supported: one for all")
         if not isinstance(table, dict):
             raise ColibriError(
                 Code.ARGUMENT, f"config.json: {key} is {shown(repr(table))}, must be null or an object"
             )
+        if any(isinstance(value, dict) for value in table.values()):
+            raise ColibriError(Code.UNSUPPORTED, f"config.json: {key} of each kind of layer, supported: one for all")
         kind = table.get("rope_type", table.get("type")) or "default"
         if kind not in KINDS:
             raise ColibriError(
                 Code.UNSUPPORTED,
                 f"config.json: {key} of type {shown(repr(kind))}; supported: {', '.join(KINDS)}",
             )
-        if table.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ColibriError(
-                Code.UNSUPPORTED,
-                f"config.json: {key}.partial_rotary_factor {shown(repr(table['partial_rotary_factor']))}, supported: 1",
-            )
+        _refuse_part(f"{key}.partial_rotary_factor", table)
         if kind != "default":
             result = _scaling(key, table, kind, config, context_tokens, latent)
     return result

@@ -24,8 +24,8 @@ struct cb_snapshot_header {
 };
 _Static_assert(sizeof(struct cb_snapshot_header) == CB_SNAPSHOT_HEADER_BYTES, "no padding");
 
-/* The states of all convolutions, then the first `positions` rows of every head of the KV cache: to `out`, or from `in`, or filled with a
- * byte (fill >= 0), or none of them. Their bytes. */
+/* The states of all convolutions, then the first `positions` rows of every head of the KV cache: to `out`,
+ * or from `in`, or filled with a byte (fill >= 0), or none of them. Their bytes. */
 uint64_t cb_session_cache(const colibri_session *s, uint32_t positions, uint8_t *out, const uint8_t *in,
                           int fill);
 
