@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from generated import literal, write_or_check
 
@@ -26,10 +27,19 @@ from typing import Any
 '''
 
 
+def completed(family: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+    """The family with the tables and keys that it has in common with others; its own count."""
+    found = dict(common[family.pop("common")] if "common" in family else {})
+    for key, value in family.items():
+        found[key] = found.get(key, {}) | value if isinstance(value, dict) else value
+    return found
+
+
 def generate() -> str:
     """The text of _families.py."""
     families = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
-    activations, gguf = families.pop("activations"), families.pop("gguf")
+    activations, shared, gguf = families.pop("activations"), families.pop("common"), families.pop("gguf")
+    families = {name: completed(family, shared) for name, family in families.items()}
     common = gguf.pop("common")
     for name, table in gguf.items():
         keys = common["config"] | table.get("config", {})

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "engine" / "spec"))
+sys.path[:0] = [str(REPOSITORY / "engine" / "spec"), str(REPOSITORY / "engine")]
 
+from colibri._families import ACTIVATIONS, FAMILIES  # noqa: E402
 from generated import write_or_check  # noqa: E402
 
-FAMILIES = REPOSITORY / "engine/spec/families.toml"
 RESULTS = Path(__file__).with_name("results.json")
 DOCUMENT = REPOSITORY / "docs/models.md"
 HEAD = """\
@@ -82,17 +81,14 @@ each such choice.
 
 def document() -> str:
     """The text."""
-    families: dict[str, Any] = tomllib.loads(FAMILIES.read_text(encoding="utf-8"))
-    activations = families.pop("activations")
-    families.pop("gguf")
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
-    ready = {key: family for key, family in families.items() if family["converter"]}
+    ready = {key: family for key, family in FAMILIES.items() if family["converter"]}
     rows = [
         f"| {key} | {', '.join(f'`{name}`' for name in family['architectures'])} | {family['router']} "
         f"| {family['attention']} |"
         for key, family in ready.items()
     ]
-    refused = ", ".join(f"{key} ({family['router']})" for key, family in families.items() if not family["converter"])
+    refused = ", ".join(f"{key} ({family['router']})" for key, family in FAMILIES.items() if not family["converter"])
     figures = []
     for case, row in results.items():
         family, name = case.split("-", 1)
@@ -105,7 +101,7 @@ def document() -> str:
     middle = MIDDLE.format(
         refused=refused, tokens=64, oracles="`transformers`; short torch modules of the tests where it has none"
     )
-    return HEAD.format(activations=", ".join(activations)) + "\n".join(rows) + "\n" + middle + "\n".join(figures) + "\n"
+    return HEAD.format(activations=", ".join(ACTIVATIONS)) + "\n".join(rows) + "\n" + middle + "\n".join(figures) + "\n"
 
 
 def write() -> int:
