@@ -489,7 +489,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "k_norm": "model.layers.{layer}.self_attn.k_layernorm.weight",
             "conv_in": "model.layers.{layer}.conv.in_proj.weight",
             "conv_in_bias": "model.layers.{layer}.conv.in_proj.bias",
-            "conv_weight": "model.layers.{layer}.conv.conv.weight[transposed]",
+            "conv_weight": "model.layers.{layer}.conv.conv.weight[kernels]",
             "conv_bias": "model.layers.{layer}.conv.conv.bias",
             "conv_out": "model.layers.{layer}.conv.out_proj.weight",
             "conv_out_bias": "model.layers.{layer}.conv.out_proj.bias",

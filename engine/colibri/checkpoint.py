@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from colibri._spec import Code
 from colibri.errors import ColibriError, shown
@@ -36,6 +37,7 @@ STORED = {
 }
 _MAX_INTEGER = 1 << 24  # every integer up to here is an f32
 _GATHER_BYTES = 1 << 20  # span of a strided read
+_STRIP_ELEMENTS = 1 << 20  # of a matrix that is read by columns
 
 
 class Source(Protocol):
@@ -47,6 +49,10 @@ class Source(Protocol):
 
     def rows(self, name: str, first: int, end: int, index: int = 0) -> F32:
         """Rows first..end of a matrix, or of matrix `index` of a stack; a vector is one row."""
+        ...
+
+    def columns(self, name: str, wanted: npt.NDArray[np.int64], index: int = 0) -> F32:
+        """Columns of a matrix, or of matrix `index` of a stack, as rows: (len(wanted), rows)."""
         ...
 
     def files(self) -> list[Path]:
@@ -63,6 +69,17 @@ class Place(NamedTuple):
     strides: tuple[int, ...]
     offset: int
     byte_order: str = "<"
+
+
+def columns_of(source: Source, name: str, wanted: npt.NDArray[np.int64], index: int) -> F32:
+    """As Source.columns, for a source that stores rows: a strip of bounded size at a time."""
+    *_, rows, columns = source.shapes()[name]
+    found = np.empty((len(wanted), rows), np.float32)
+    step = max(1, _STRIP_ELEMENTS // columns)
+    for at in range(0, rows, step):
+        end = min(at + step, rows)
+        found[:, at:end] = source.rows(name, at, end, index)[:, wanted].T
+    return found
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -229,6 +246,10 @@ class TensorFiles:
             for row in range(count):
                 values[row] = self._gather(place, what, start + row * row_step, columns, column_step)
         return values
+
+    def columns(self, name: str, wanted: npt.NDArray[np.int64], index: int = 0) -> F32:
+        """As those of Source."""
+        return columns_of(self, name, wanted, index)
 
     def elements(self, name: str, first: int, count: int) -> F32:
         """`count` elements of a tensor without gaps, in the order of its shape, from element `first` on."""

@@ -8,7 +8,6 @@ nothing else may be there: a tensor that is left over means arithmetic that woul
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -71,7 +70,9 @@ def expected_names(
             vector = shape.rows == 1 and shape.layout == Layout.ROWS
             rows = name.stored_rows(shape.columns if vector else shape.rows, sizes or {})
             matrix: tuple[int, ...] = (rows,) if vector else (rows, shape.columns)
-            if name.transposed:
+            if name.kernels:
+                matrix = (shape.columns, 1, rows)
+            elif name.transposed:
                 matrix = matrix[::-1]
             if not name.stacked:
                 for expert in range(experts):
@@ -93,9 +94,7 @@ def _tensor_name(names: dict[str, str], role: Role) -> TensorName:
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A matrix of one row is a vector to some writers, and a kernel of one channel has a middle of 1."""
-    if len(shape) == 3 and shape[1] == 1:
-        shape = (shape[0], shape[2])
+    """A matrix of one row is a vector to some writers."""
     return shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
 
 
@@ -126,8 +125,6 @@ class Renamed:
 
     def __init__(self, source: Source, pairs: list[list[str]]) -> None:
         self.source = source
-        self._lock = threading.Lock()
-        self._whole: dict[tuple[str, int], F32] = {}  # matrices that are read by columns, the last ones
         self._names: dict[str, str] = {}
         for name in source.shapes():
             known = name
@@ -148,21 +145,9 @@ class Renamed:
         """As those of the checkpoint."""
         return self.source.rows(self._names[name], first, end, index)
 
-    def columns(self, name: str, wanted: npt.NDArray[np.int64], index: int) -> F32:
-        """Columns of a matrix, or of matrix `index` of a stack, as rows."""
-        if isinstance(self.source, Mxfp4):
-            return self.source.columns(self._names[name], wanted, index)
-        with self._lock:
-            whole = self._whole.get((name, index))
-            if whole is None:
-                *lead, rows, _ = self.shapes()[name]
-                kernels = len(lead) == 1 and rows == 1  # a convolution's: [channels][1][taps]
-                parts = [self.rows(name, 0, rows, at) for at in (range(lead[0]) if kernels else (index,))]
-                whole = np.concatenate(parts)
-                while len(self._whole) > 1:
-                    self._whole.pop(next(iter(self._whole)))
-                self._whole[name, index] = whole
-        return np.ascontiguousarray(whole[:, wanted].T)
+    def columns(self, name: str, wanted: npt.NDArray[np.int64], index: int = 0) -> F32:
+        """As those of the checkpoint."""
+        return self.source.columns(self._names[name], wanted, index)
 
     def files(self) -> list[Path]:
         """The files that hold the tensors."""
@@ -179,9 +164,10 @@ def _part_of(source: Source, name: TensorName, slot: Slot, first: int, end: int,
         runs = name.runs(0, tensor.columns, tensor.columns, sizes)
         return np.concatenate([values[:, at:to] for at, to in runs], axis=1)
     runs = name.runs(first, end, tensor.rows, sizes)
+    if name.kernels:
+        taps = np.concatenate([source.rows(template, 0, 1, channel) for channel in range(tensor.columns)])
+        return np.ascontiguousarray(taps[:, first:end].T)
     if name.transposed:
-        if not isinstance(source, Renamed):
-            raise ColibriError(Code.INTERNAL, f"{template}: {type(source).__name__} is not read by columns")
         return source.columns(template, np.concatenate([np.arange(at, to) for at, to in runs]), index)
     parts = [source.rows(template, at, to, index) for at, to in runs]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -616,7 +616,7 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
 # --------------------------------------------------------------------------- names of tensors
 
 _PART = re.compile(
-    r"(?P<name>.*)\[(?P<transposed>transposed)?(, )?"
+    r"(?P<name>.*)\[(?P<kernels>kernels)?(?P<transposed>transposed)?(, )?"
     r"((?P<part>\d+)/(?P<parts>\d+)(?P<how> of every head| alternating)?|(?P<run>\w+) of (?P<all>\w+(\+\w+)*))?\]"
 )
 
@@ -633,10 +633,11 @@ class TensorName:
     part: int = 0
     period: tuple[str, ...] = ("all",)
     transposed: bool = False  # stored [columns][rows]
+    kernels: bool = False  # stored [columns][1][rows]: those of a convolution of each channel
 
     @classmethod
     def parse(cls, text: str) -> TensorName:
-        """From `name`, or with one of these behind it, where a first word `transposed, ` may stand in each:
+        """From `name`, or with `[kernels]` behind it, or one of these, where `transposed, ` may stand first in each:
         `[1/3]`: the second third of the rows; `[1/3 of every head]`; `[1/2 alternating]`: every second row;
         `[value of nope+value]`: the rows called value where runs of nope rows and of value rows take turns.
         """
@@ -648,7 +649,7 @@ class TensorName:
             period = tuple(found["all"].split("+"))
             return cls(name, period.index(found["run"]), period, transposed)
         if not found["parts"]:
-            return cls(name, transposed=transposed)
+            return cls(name, transposed=transposed, kernels=found["kernels"] is not None)
         kinds = {" of every head": "head", " alternating": "row", None: "all"}
         return cls(name, int(found["part"]), (kinds[found["how"]],) * int(found["parts"]), transposed)
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from colibri._spec import Code
-from colibri.checkpoint import as_f32, read_exactly
+from colibri.checkpoint import as_f32, columns_of, read_exactly
 from colibri.errors import ColibriError, MissingPackage, shown
 from colibri.files import open_regular
 from colibri.layout import F32
@@ -252,6 +253,10 @@ class Gguf:
                 Code.UNSUPPORTED, f"tensor {shown(name)} is {kind.name}, which the gguf package cannot read"
             ) from error
         return np.ascontiguousarray(values, dtype=np.float32)
+
+    def columns(self, name: str, wanted: npt.NDArray[np.int64], index: int = 0) -> F32:
+        """As those of a checkpoint's Source."""
+        return columns_of(self, name, wanted, index)
 
     def files(self) -> list[Path]:
         """The file itself."""

@@ -79,11 +79,10 @@ class Mxfp4:
             raise ColibriError(Code.INTERNAL, f"{shown(name)} is packed: it is read by columns")
         return self.source.rows(name, first, end, index)
 
-    def columns(self, name: str, wanted: npt.NDArray[np.int64], index: int) -> F32:
+    def columns(self, name: str, wanted: npt.NDArray[np.int64], index: int = 0) -> F32:
         """Columns of the plain stack, which are rows of the packed one."""
         if name not in self._packed:
-            rows = self.source.shapes()[name][-2]
-            return np.ascontiguousarray(self.source.rows(name, 0, rows, index)[:, wanted].T)
+            return self.source.columns(name, wanted, index)
         _, rows, groups, _ = self._packed[name]
         first, end = int(wanted.min()), int(wanted.max()) + 1
         at, count = (index * rows + first) * groups, (end - first) * groups

@@ -256,6 +256,36 @@ def test_reading_rows_of_a_large_tensor_takes_memory_for_the_rows(tmp_path: Path
             tracemalloc.stop()
 
 
+@pytest.mark.parametrize("wanted", [[0], [4, 2, 3], list(range(5))])
+def test_columns_are_rows_of_the_matrix_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Any) -> None:
+    stack = values(14, 5).reshape(2, 7, 5)
+    save_file({"stack": stack, "x": stack[0].copy()}, tmp_path / "model.safetensors")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "x")
+    writer.add_tensor("stack", stack)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    monkeypatch.setattr("colibri.checkpoint._STRIP_ELEMENTS", 15)  # three rows, and one is left over
+    with Safetensors(tmp_path) as source:
+        assert np.array_equal(source.columns("x", np.array(wanted)), stack[0].T[wanted])
+        assert np.array_equal(source.columns("stack", np.array(wanted), 1), stack[1].T[wanted])
+    assert np.array_equal(Gguf(tmp_path / "m.gguf").columns("stack", np.array(wanted), 1), stack[1].T[wanted])
+
+
+def test_reading_columns_of_a_large_matrix_takes_memory_for_the_columns(tmp_path: Path) -> None:
+    rows, columns = 4096, 4096
+    header = {"x": entry("BF16", [rows, columns], 0, 2 * rows * columns)}
+    write_raw(tmp_path / "model.safetensors", header)
+    os.truncate(tmp_path / "model.safetensors", (tmp_path / "model.safetensors").stat().st_size + 2 * rows * columns)
+    with Safetensors(tmp_path) as source:
+        tracemalloc.start()
+        assert source.columns("x", np.arange(0, 256)).shape == (256, rows)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 4 * 256 * rows + (20 << 20)  # the matrix is 64 MiB
+
+
 def test_a_file_shorter_than_its_length_field_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x01\x02")
     with pytest.raises(ColibriError, match="has 2 bytes"):

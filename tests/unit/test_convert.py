@@ -638,6 +638,11 @@ GATE = "model.layers.1.block_sparse_moe.gate.weight"
             Code.TENSOR,
             f"{GATE} has the shape [2, 2], the configuration says [3, 48]",
         ),
+        (
+            lambda weights: weights.update({GATE: np.zeros((3, 1, 48), np.float32)}),
+            Code.TENSOR,
+            f"{GATE} has the shape [3, 1, 48], the configuration says [3, 48]",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from colibri._families import FAMILIES
 from colibri._spec import (
     NONE_INDEX,
     Activation,
@@ -19,6 +20,7 @@ from colibri._spec import (
     RouterNormalise,
     RouterScore,
 )
+from colibri.convert import expected_names
 from colibri.errors import ColibriError
 from colibri.families import TensorName, config_notes, decoder_records, family_of, shape_from_config
 from colibri.records import Records
@@ -190,6 +192,16 @@ def test_parts_of_a_tensor_take_turns_row_by_row_or_by_sizes_of_their_own() -> N
     assert values.runs(3, 9, 12, {"nope": 3, "value": 4}) == [(6, 7), (10, 14), (17, 18)]
     assert values.stored_rows(12, {"nope": 3, "value": 4}) == 21
     assert TensorName.parse("x[transposed]").runs(0, 2, 4, {}) == [(0, 2)]
+
+
+def test_only_the_kernels_of_a_convolution_have_a_dimension_of_one_between() -> None:
+    config = {
+        **COMMON, "intermediate_size": 40, "moe_intermediate_size": 40, "num_experts": 4, "num_experts_per_tok": 2,
+        "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1,
+    }  # fmt: skip
+    expected = expected_names(records("lfm2_moe", config), FAMILIES["lfm2_moe"]["tensors"])
+    assert expected["model.layers.0.conv.conv.weight"] == (48, 1, 3)
+    assert not [name for name, shape in expected.items() if 1 in shape and ".conv.conv." not in name]
 
 
 @pytest.mark.parametrize(
