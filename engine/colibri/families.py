@@ -36,7 +36,7 @@ from colibri._spec import (
 from colibri.errors import ColibriError, shown
 from colibri.numbers import attention_scale
 from colibri.records import LayerRecords, Mixer, Records, encode_records, parse_records
-from colibri.rope import MAX_THETA, Scaling, frequencies, scaling_from_config, score_growth
+from colibri.rope import MAX_THETA, Scaling, frequencies, rope_table, scaling_from_config, score_growth
 
 
 @dataclass
@@ -448,6 +448,8 @@ def _config_values(family: dict[str, Any], config: dict[str, Any]) -> dict[str, 
             raise ColibriError(Code.ARGUMENT, f"config.json has no {' or '.join(paths)}")
         if found:
             values[name] = _value(name, *found[0])
+        elif name == "window_tokens" and any(path in config for path in paths):
+            values[name] = 0  # null is no window, whatever an absent key means
         else:
             values[name] = Activation[default.upper()] if name == "activation" else default
     for key, accepted in family.get("refused", {}).items():
@@ -538,6 +540,11 @@ def _window_layers(values: dict[str, Any], family: dict[str, Any]) -> frozenset[
     if layout:
         return layout
     if not values.get("window_tokens") or "layer_types" not in family["config"]:
+        if windowed and "sliding_attention" in types:
+            raise ColibriError(
+                Code.ARGUMENT,
+                "config.json: layer_types has sliding_attention, and sliding_window is null or 0; give it",
+            )
         return None
     known = ("full_attention", "sliding_attention")
     if len(types) != layers or not all(kind in known for kind in types):
@@ -571,13 +578,16 @@ def fixed_kinds(layer: dict[str, Any]) -> dict[str, Any]:
 def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
     """Dimensions of a family's config.json."""
     family = FAMILIES[key]
+    rope_key, rope = rope_table(config, family.get("rope_parameters", {}))
+    if rope.get("rope_theta") is not None:
+        config = {**config, "rope_theta": rope["rope_theta"]}
     values = _config_values(family, config)
     dense = _dense_layers(values)
     convolutions = _conv_layers(values)
     windows = _window_layers(values, family)
     rope_layers = _layout(values, "rope_layout")
     latent = "kv_rank" in values
-    scaling = scaling_from_config(config, values["context_tokens"], latent)
+    scaling = scaling_from_config(config, rope_key, rope, values["context_tokens"], latent)
     if latent:
         values["head_dim"] = values["nope_dim"] + values["rope_dim"]
     if not values["head_dim"]:

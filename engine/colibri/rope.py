@@ -133,31 +133,38 @@ def _refuse_part(name: str, table: dict[str, Any]) -> None:
         raise ColibriError(Code.UNSUPPORTED, f"config.json: {name} {shown(repr(part))}, supported: 1")
 
 
-def scaling_from_config(config: dict[str, Any], context_tokens: int, latent: bool = False) -> Scaling:
-    """The scaling of `rope_scaling` or `rope_parameters`; kinds that are not built in are refused by name."""
-    result = Scaling()
-    if config.get("partial_rotary_factor") is not None:
-        _refuse_part("partial_rotary_factor", config)
+def rope_table(config: dict[str, Any], default: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and content of the one table of a configuration that counts; `default` where it has none.
+
+    As in transformers: `rope_scaling`, unless it is empty, stands for all of `rope_parameters`.
+    """
+    found: tuple[str, dict[str, Any]] | None = None
     for key in ("rope_scaling", "rope_parameters"):
         table = config.get(key)
-        if table is None:
-            continue
-        if not isinstance(table, dict):
+        if table is not None and not isinstance(table, dict):
             raise ColibriError(
                 Code.ARGUMENT, f"config.json: {key} is {shown(repr(table))}, must be null or an object"
             )
-        if any(isinstance(value, dict) for value in table.values()):
-            raise ColibriError(Code.UNSUPPORTED, f"config.json: {key} of each kind of layer, supported: one for all")
-        kind = table.get("rope_type", table.get("type")) or "default"
-        if kind not in KINDS:
-            raise ColibriError(
-                Code.UNSUPPORTED,
-                f"config.json: {key} of type {shown(repr(kind))}; supported: {', '.join(KINDS)}",
-            )
-        _refuse_part(f"{key}.partial_rotary_factor", table)
-        if kind != "default":
-            result = _scaling(key, table, kind, config, context_tokens, latent)
-    return result
+        if table is not None and not (found and found[1]):
+            found = key, table
+    return found or ("rope_parameters", default)
+
+
+def scaling_from_config(
+    config: dict[str, Any], key: str, table: dict[str, Any], context_tokens: int, latent: bool = False
+) -> Scaling:
+    """The scaling of what `rope_table` found; kinds that are not built in are refused by name."""
+    if config.get("partial_rotary_factor") is not None:
+        _refuse_part("partial_rotary_factor", config)
+    if any(isinstance(value, dict) for value in table.values()):
+        raise ColibriError(Code.UNSUPPORTED, f"config.json: {key} of each kind of layer, supported: one for all")
+    kind = table.get("rope_type", table.get("type")) or "default"
+    if kind not in KINDS:
+        raise ColibriError(
+            Code.UNSUPPORTED, f"config.json: {key} of type {shown(repr(kind))}; supported: {', '.join(KINDS)}"
+        )
+    _refuse_part(f"{key}.partial_rotary_factor", table)
+    return Scaling() if kind == "default" else _scaling(key, table, kind, config, context_tokens, latent)
 
 
 def _scaling(

@@ -182,6 +182,29 @@ def test_rope_parameters_of_newer_checkpoints_are_read(tmp_path: Path) -> None:
     assert model.records.ropes[0].inv_freq[1] == float(np.float32(500.0 ** (-1 / 8)))
 
 
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "parameters", "theta", "factor"),
+    [
+        (LINEAR, {"rope_type": "default", "rope_theta": 500.0}, 100.0, 4.0),
+        ({"rope_type": "default"}, LINEAR, 100.0, 1.0),
+        (LINEAR | {"rope_theta": 700.0}, {"rope_theta": 500.0}, 700.0, 4.0),
+        ({}, LINEAR | {"rope_theta": 500.0}, 500.0, 4.0),
+        (None, {"rope_theta": 500.0}, 500.0, 1.0),
+        (None, None, 100.0, 1.0),
+    ],
+)
+def test_one_table_of_rope_counts_and_it_is_that_of_transformers(
+    tmp_path: Path, scaling: Any, parameters: Any, theta: float, factor: float
+) -> None:
+    model = converted(
+        checkpoint(tmp_path / "hf", rope_theta=100.0, rope_scaling=scaling, rope_parameters=parameters)
+    )
+    assert model.records.ropes[0].inv_freq[1] == float(np.float32(theta ** (-1 / 8) / factor))
+
+
 def test_head_dim_follows_from_hidden_where_it_is_absent(tmp_path: Path) -> None:
     weights = mixtral_weights()
     for layer in range(2):

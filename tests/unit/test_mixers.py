@@ -85,6 +85,29 @@ def test_gpt_oss_has_sinks_and_windows_on_every_second_layer_and_clamped_experts
         assert (moe.router_score, moe.router_bias, moe.bias) == (RouterScore.SOFTMAX_CHOSEN, 1, 1)
 
 
+def windows(found: Records) -> list[int]:
+    return [layer.mixer.window_tokens for layer in found.layers if isinstance(layer.mixer, AttentionBlock)]
+
+
+def test_a_window_of_null_is_none_and_an_absent_one_is_that_of_the_family() -> None:
+    full = ["full_attention"] * 24
+    assert windows(records("gpt_oss", GPT_OSS, sliding_window=None, layer_types=full)) == [0] * 24
+    absent = {key: value for key, value in GPT_OSS.items() if key != "sliding_window"}
+    assert windows(records("gpt_oss", absent)) == [128, 0] * 12
+
+
+def test_layers_with_a_window_that_is_null_are_refused() -> None:
+    error = refusal("gpt_oss", GPT_OSS, sliding_window=None)
+    assert error.code == Code.ARGUMENT
+    assert "layer_types has sliding_attention, and sliding_window is null or 0" in error.message
+
+
+def test_gpt_oss_without_a_table_of_rope_has_that_of_its_family() -> None:
+    assert records("gpt_oss", GPT_OSS, rope_scaling=None).ropes == records("gpt_oss", GPT_OSS).ropes
+    plain = records("gpt_oss", GPT_OSS, rope_scaling=None, rope_parameters={"rope_type": "default"})
+    assert plain.ropes[0].attention_factor == 1.0
+
+
 def test_lfm2_has_convolutions_where_its_layers_say_so_and_leading_dense_layers() -> None:
     found = records("lfm2_moe", LFM2)
     kinds = [ShortConvBlock, ShortConvBlock, AttentionBlock, ShortConvBlock]
