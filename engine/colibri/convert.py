@@ -18,23 +18,21 @@ import numpy.typing as npt
 
 from colibri import __version__
 from colibri._families import FAMILIES, GGUF
-from colibri._spec import Code, Family, Layout, Role, RouterNormalise, RouterScore
+from colibri._spec import Code, Layout, Role
 from colibri.checkpoint import Source, TensorFiles, digest_of
 from colibri.errors import ColibriError, shown
 from colibri.families import (
-    DecoderShape,
     TensorName,
     architectures_of,
-    check_dimension,
     config_notes,
     decoder_records,
     family_of,
-    fixed_kinds,
     model_type_of,
     shape_from_config,
 )
 from colibri.files import inside, load_json, refuse_output
 from colibri.format import tensor_groups
+from colibri.gguf_model import gguf_names, gguf_shape, unpermuted
 from colibri.gguf_reader import Gguf
 from colibri.job import Job, Precision, Report, RowSource, run_job
 from colibri.layout import F32
@@ -74,6 +72,10 @@ def expected_names(
                 matrix = (shape.columns, 1, rows)
             elif name.transposed:
                 matrix = matrix[::-1]
+            if name.heads:
+                per_head = (sizes or {})[name.heads]
+                inner = (shape.columns, per_head) if name.transposed else (per_head, shape.columns)
+                matrix = (rows // per_head, *inner)
             if not name.stacked:
                 for expert in range(experts):
                     shapes[name.template.format(layer=layer, expert=expert)] = matrix
@@ -163,14 +165,28 @@ def _part_of(source: Source, name: TensorName, slot: Slot, first: int, end: int,
         values = source.rows(template, index, index + 1)
         runs = name.runs(0, tensor.columns, tensor.columns, sizes)
         return np.concatenate([values[:, at:to] for at, to in runs], axis=1)
-    runs = name.runs(first, end, tensor.rows, sizes)
+    if name.heads:
+        return _of_heads(source, template, name, first, end, sizes[name.heads])
     if name.kernels:
         taps = np.concatenate([source.rows(template, 0, 1, channel) for channel in range(tensor.columns)])
         return np.ascontiguousarray(taps[:, first:end].T)
+    runs = name.runs(first, end, tensor.rows, sizes)
     if name.transposed:
         return source.columns(template, np.concatenate([np.arange(at, to) for at, to in runs]), index)
     parts = [source.rows(template, at, to, index) for at, to in runs]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _of_heads(source: Source, template: str, name: TensorName, first: int, end: int, size: int) -> F32:
+    """Rows first..end of a matrix that is stored as a stack of heads of `size` rows."""
+    parts = []
+    for head in range(first // size, -(-end // size)):
+        at, to = max(first - head * size, 0), min(end - head * size, size)
+        if name.transposed:
+            parts.append(source.columns(template, np.arange(at, to), head))
+        else:
+            parts.append(source.rows(template, at, to, head))
+    return np.concatenate(parts)
 
 
 def named_rows(source: Source, names: dict[str, str], sizes: dict[str, int] | None = None) -> RowSource:
@@ -303,115 +319,6 @@ def _options(records: Records, tokenizer: bool, chat: bool) -> dict[str, Any]:
 # --------------------------------------------------------------------------- GGUF
 
 
-def gguf_shape(source: Gguf, experts: int | None = None, top_k: int | None = None) -> DecoderShape:
-    """Dimensions of a GGUF file; a recipe gives `experts` and `top_k` for a dense one."""
-    architecture = source.value("general.architecture")
-    if not isinstance(architecture, str) or architecture not in GGUF:
-        raise ColibriError(
-            Code.UNSUPPORTED,
-            f"{source.path}: GGUF architecture {shown(repr(architecture))}, supported: {', '.join(GGUF)}",
-        )
-    table = GGUF[architecture]
-    keys = table["config"]
-    scaling = source.value(f"{architecture}.rope.scaling.type")
-    if scaling not in (None, "none") or "rope_freqs.weight" in source.shapes():
-        kind = shown(str(scaling or "rope_freqs.weight"))
-        raise ColibriError(Code.UNSUPPORTED, f"{source.path}: RoPE scaling {kind}, supported: none")
-
-    def value(name: str, default: Any = None) -> Any:
-        found = source.value(keys[name])
-        if found is None and default is None:
-            raise ColibriError(Code.ARGUMENT, f"{source.path} has no {keys[name]}")
-        return default if found is None else found
-
-    def real(name: str, default: float | None = None) -> float:
-        found = value(name, default)
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            raise ColibriError(Code.ARGUMENT, f"{source.path}: {keys[name]} is {shown(repr(found))}, not a number")
-        return float(found)
-
-    if experts is None and not source.value(keys["experts"]):
-        name = shown(str(source.value("general.name")))
-        raise ColibriError(
-            Code.UNSUPPORTED,
-            f"{source.path} is a dense model ({name}): it has no {keys['experts']}; "
-            "only Mixture-of-Experts models are converted (a recipe can make one of it)",
-        )
-    shapes = source.shapes()
-    names = table["tensors"]
-    if experts is not None and "ffn_gate" not in names:
-        raise ColibriError(
-            Code.UNSUPPORTED,
-            f"{source.path}: GGUF architecture {architecture} is no dense model for a recipe, supported: llama",
-        )
-    gating = source.value(f"{architecture}.expert_gating_func")
-    if gating not in (None, 0, 1):
-        raise ColibriError(
-            Code.UNSUPPORTED, f"{source.path}: {architecture}.expert_gating_func is {shown(repr(gating))}, supported: 1"
-        )
-    heads, hidden = (check_dimension(name, value(name), f"{source.path}: ") for name in ("heads", "hidden"))
-    head_dim = value("head_dim", hidden // heads)
-    kinds = fixed_kinds(FAMILIES[table["family"]]["layer"] | table["layer"])
-    chosen = kinds["router_score"] == RouterScore.SOFTMAX_CHOSEN
-    sums_to_one = chosen or kinds.get("router_normalise") == RouterNormalise.SUM
-    for key, known in (("expert_weights_norm", sums_to_one), ("expert_weights_scale", 1.0)):
-        found = source.value(f"{architecture}.{key}")
-        if found is not None and found != known:
-            raise ColibriError(
-                Code.UNSUPPORTED, f"{source.path}: {architecture}.{key} is {shown(repr(found))}, supported: {known}"
-            )
-    multipliers = ("attention_scale", "embedding_multiplier", "residual_multiplier", "logits_divisor", "clip_qkv")
-    kinds |= {name: real(name) for name in multipliers if name in keys and source.value(keys[name]) is not None}
-    return DecoderShape(
-        **kinds,
-        family=Family[table["family"].upper()],
-        hidden=hidden,
-        vocabulary=shapes[names["embedding"]][0] if names["embedding"] in shapes else value("vocabulary"),
-        layers=value("layers"),
-        context_tokens=value("context_tokens"),
-        heads=heads,
-        kv_heads=value("kv_heads", heads),
-        head_dim=head_dim,
-        intermediate=value("intermediate"),
-        experts=experts or value("experts"),
-        top_k=top_k or value("top_k"),
-        rope_theta=real("rope_theta", 10000.0),
-        norm_eps=real("norm_eps"),
-        tied_head=names["head"] not in shapes,
-        rotary_dim=value("rotary_dim", head_dim),
-        qkv_bias=names["q_bias"].format(layer=0) in shapes,
-        o_bias=names["o_bias"].format(layer=0) in shapes,
-        shared_intermediate=value("shared_intermediate", 0) if "shared_intermediate" in keys else 0,
-    )
-
-
-def unpermuted(rows: RowSource, records: Records) -> RowSource:
-    """Undo the order of Q and K rows, and of their biases, in the GGUF files of some architectures.
-
-    There the two channels of a rotation pair are neighbours; here (style half) they are half a
-    rotation apart, as in the original checkpoint.
-    """
-
-    def reordered(slot: Slot, first: int, end: int) -> F32:
-        role = slot.tensor.role.name
-        if role not in ("Q", "K", "Q_BIAS", "K_BIAS"):
-            return rows(slot, first, end)
-        layer = slot.tensor.layer
-        mixer: Any = records.layers[layer or 0].mixer
-        dim, pairs = mixer.head_dim, records.ropes[mixer.rope_table].pairs
-        bias = role.endswith("_BIAS")
-        wanted = np.arange(slot.tensor.columns) if bias else np.arange(first, end)
-        head, channel = wanted // dim, wanted % dim
-        stored = np.where(channel < pairs, 2 * channel, 2 * (channel - pairs) + 1)
-        stored = head * dim + np.where(channel < 2 * pairs, stored, channel)
-        if bias:
-            return np.ascontiguousarray(rows(slot, first, end)[:, stored])
-        low, high = int(head[0]) * dim, (int(head[-1]) + 1) * dim
-        return np.ascontiguousarray(rows(slot, low, high)[stored - low])
-
-    return reordered
-
-
 def gguf_job(
     path: Path,
     precision: Precision,
@@ -421,11 +328,11 @@ def gguf_job(
 ) -> Job:
     """A job from a GGUF file of a Mixture-of-Experts model."""
     source = Gguf(path)
-    records = decoder_records(gguf_shape(source))
+    shape = gguf_shape(source)
+    records = decoder_records(shape)
     limit_context(records, context_tokens)
-    table = GGUF[source.value("general.architecture")]
-    names: dict[str, str] = table["tensors"]
-    check_names(source, expected_names(records, names), [])
+    names = gguf_names(source, shape)
+    check_names(source, expected_names(records, names, shape.part_rows), [])
     section = None
     if tokenizer:
         section = tokenizer_section(lambda: TokenizerSpec.from_gguf_metadata(source.metadata(), chat=chat), records)
@@ -434,8 +341,8 @@ def gguf_job(
         "name": source.value("general.name"),
         "sha256": {path.name: digest_of(path)},
     }
-    rows = named_rows(source, names)
-    if table["neighbours"]:
+    rows = named_rows(source, names, shape.part_rows)
+    if GGUF[source.value("general.architecture")]["neighbours"]:
         rows = unpermuted(rows, records)
     said, terms = _options(records, tokenizer, chat), gguf_license(source.value)
     made = provenance(origin, precision.names(), options=said, license=terms)

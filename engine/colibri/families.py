@@ -405,6 +405,7 @@ _LISTS = ("dense_layers", "layer_types", "rope_layout", "window_layout", "sparse
 _KINDS: dict[str, Any] = {
     "router_score": RouterScore,
     "router_normalise": RouterNormalise,
+    "router_input": RouterInput,
     "rope_style": RopeStyle,
     "qk_norm": QkNormKind,
     "shared_gate": SharedGate,
@@ -500,7 +501,7 @@ def _router_kinds(values: dict[str, Any]) -> dict[str, Any]:
     return kinds
 
 
-def _group_kinds(values: dict[str, Any]) -> dict[str, Any]:
+def group_kinds(values: dict[str, Any], prefix: str = "config.json: ") -> dict[str, Any]:
     """Groups of experts, where the configuration chooses some of them first."""
     if "groups" not in values:
         return {}
@@ -511,7 +512,7 @@ def _group_kinds(values: dict[str, Any]) -> dict[str, Any]:
     if experts % groups or not 1 <= chosen <= groups or values["top_k"] > chosen * (experts // groups):
         raise ColibriError(
             Code.ARGUMENT,
-            f"config.json: {chosen} of {groups} groups of {experts} experts, {values['top_k']} for a token, do not go "
+            f"{prefix}{chosen} of {groups} groups of {experts} experts, {values['top_k']} for a token, do not go "
             "together: groups are of one size, and those that are chosen hold the experts of a token",
         )
     return {}
@@ -601,7 +602,7 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
     values["kv_heads"] = values.get("kv_heads") or values["heads"]
     kinds = fixed_kinds(family["layer"])
     kinds |= _router_kinds(values)
-    kinds |= _group_kinds(values)
+    kinds |= group_kinds(values)
     if "interleaved" in values:
         kinds["rope_style"] = RopeStyle.INTERLEAVED if values.pop("interleaved") else RopeStyle.HALF
     if "shared_experts" in values:
@@ -627,7 +628,8 @@ def shape_from_config(key: str, config: dict[str, Any]) -> DecoderShape:
 
 _PART = re.compile(
     r"(?P<name>.*)\[(?P<kernels>kernels)?(?P<transposed>transposed)?(, )?"
-    r"((?P<part>\d+)/(?P<parts>\d+)(?P<how> of every head| alternating)?|(?P<run>\w+) of (?P<all>\w+(\+\w+)*))?\]"
+    r"(heads of (?P<heads>\w+)|(?P<part>\d+)/(?P<parts>\d+)(?P<how> of every head| alternating)?"
+    r"|(?P<run>\w+) of (?P<all>\w+(\+\w+)*))?\]"
 )
 
 
@@ -644,17 +646,21 @@ class TensorName:
     period: tuple[str, ...] = ("all",)
     transposed: bool = False  # stored [columns][rows]
     kernels: bool = False  # stored [columns][1][rows]: those of a convolution of each channel
+    heads: str = ""  # stored as a stack of heads of the rows with this name
 
     @classmethod
     def parse(cls, text: str) -> TensorName:
         """From `name`, or with `[kernels]` behind it, or one of these, where `transposed, ` may stand first in each:
         `[1/3]`: the second third of the rows; `[1/3 of every head]`; `[1/2 alternating]`: every second row;
-        `[value of nope+value]`: the rows called value where runs of nope rows and of value rows take turns.
+        `[value of nope+value]`: the rows called value where runs of nope rows and of value rows take turns;
+        `[heads of value]`: of a stack [head][row][column] with value rows to a head.
         """
         found = _PART.fullmatch(text)
         if found is None:
             return cls(text)
         name, transposed = found["name"], found["transposed"] is not None
+        if found["heads"]:
+            return cls(name, transposed=transposed, heads=found["heads"])
         if found["all"]:
             period = tuple(found["all"].split("+"))
             return cls(name, period.index(found["run"]), period, transposed)

@@ -26,15 +26,14 @@ from colibri.checkpoint import digest_of
 from colibri.convert import (
     check_names,
     checkpoint_job,
-    gguf_shape,
     limit_context,
     named_rows,
     tokenizer_section,
-    unpermuted,
 )
 from colibri.errors import ColibriError
 from colibri.families import DecoderShape, decoder_records
 from colibri.format import open_model, tensor_groups
+from colibri.gguf_model import gguf_shape, unpermuted
 from colibri.gguf_reader import Gguf
 from colibri.job import Job, Precision, RowSource
 from colibri.layout import F32

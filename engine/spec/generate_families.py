@@ -44,7 +44,10 @@ def generate() -> str:
     for name, table in gguf.items():
         keys = common["config"] | table.get("config", {})
         table["config"] = {field: key.replace("{arch}", name) for field, key in keys.items()}
-        table["tensors"] = common["tensors"] | table["tensors"]
+        table["tensors"] = common["tensors"] | table.get("tensors", {})
+        table["refused"] = common["refused"] | table.get("refused", {})
+        table.setdefault("gating", common["gating"])
+        table.setdefault("layer", {})
     return (
         f"{HEAD}ACTIVATIONS: dict[str, str] = {literal(activations)}\n\n"
         f"FAMILIES: dict[str, dict[str, Any]] = {literal(families)}\n\n"

@@ -9,7 +9,7 @@ side. Converted with f32 weights, both must be the same model, to the last byte.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,30 @@ from colibri.errors import ColibriError
 from colibri.format import ModelFile, open_model
 from colibri.reference import ReferenceModel
 from figures import FLOAT, converted
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True)
 class Written:
-    """How a case becomes a GGUF file."""
+    """How a case becomes a GGUF file; `more` changes its configuration."""
 
     case: str
     architecture: str
     neighbours: bool
+    more: dict[str, Any] = field(default_factory=dict)
+    split: bool = True  # of latent attention: k_b and v_b apart
 
 
+def yarn(mscale: float) -> dict[str, Any]:
+    """YaRN of DeepSeek; files say one of the two numbers."""
+    more = {"factor": 4.0, "original_max_position_embeddings": 32, "mscale": mscale, "mscale_all_dim": mscale}
+    return {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, **more}}
+
+
+SMALL = {"rope_theta": 1.5e6, "rms_norm_eps": 1e-6}
+ONE_IN_FOUR = {**SMALL, "sliding_window_layout": [0, 1, 1, 1], "rope_layout": [0, 1, 1, 1]}
 FILES = [
     Written("mixtral-grouped heads", "LLAMA", True),
     Written("mixtral-tied", "LLAMA", True),
@@ -49,7 +59,27 @@ FILES = [
     Written("olmoe-clipped", "OLMOE", False),
     Written("qwen2_moe-biases, shared expert", "QWEN2MOE", False),
     Written("qwen3_moe-grouped heads", "QWEN3MOE", False),
-]
+    Written("mixtral-rope linear", "LLAMA", True),
+    Written("qwen3_moe-rope yarn", "QWEN3MOE", False),
+    Written("gpt_oss-window 11 on two layers, rope yarn", "GPT_OSS", False, {"swiglu_limit": 7.0}),
+    Written("gpt_oss-no biases of attention, tied, rope default", "GPT_OSS", False),
+    Written("lfm2_moe-tied, 3 taps", "LFM2MOE", False),
+    Written(
+        "lfm2_moe-4 taps, biases, not normalised, scaled", "LFM2MOE", False,
+        {"conv_bias": False, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "tie_word_embeddings": True},
+    ),
+    Written("smallthinker-window 11 and no positions on some layers", "SMALLTHINKER", False, ONE_IN_FOUR),
+    Written("smallthinker-softmax", "SMALLTHINKER", False, SMALL),
+    Written("deepseek_v2-no q rank, greedy", "DEEPSEEK2", False, {"n_group": 1, "topk_group": 1}),
+    Written("deepseek_v2-no q rank, greedy", "DEEPSEEK2", False, {"n_group": 1, "topk_group": 1}, split=False),
+    Written("deepseek_v2-q rank, groups, rope yarn", "DEEPSEEK2", False, yarn(0.707)),
+    Written("deepseek_v3-groups, q rank, rope yarn", "DEEPSEEK2", False),
+    Written("deepseek_v3-groups, q rank, rope yarn", "DEEPSEEK2", False, yarn(0.301), split=False),
+    Written(
+        "deepseek_v3-no groups, no q rank, halves", "DEEPSEEK2", False,
+        {"rope_interleave": True, "first_k_dense_replace": 2},
+    ),
+]  # fmt: skip
 
 
 def side_by_side(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
@@ -73,6 +103,31 @@ def stacked(tensors: Arrays) -> Arrays:
             layer = name.split(".")[2]
             for half, part in zip(("gate", "up"), np.split(tensor, 2, axis=-2), strict=True):
                 result[f"blk.{layer}.{stem.format(half)}.weight"] = np.ascontiguousarray(part)
+        elif "gate_up_proj" in name:
+            stem, bias = name.replace("_bias", ""), name.endswith("_bias")
+            turned = tensor if bias else tensor.swapaxes(1, 2)
+            for half, first in (("gate_proj", 0), ("up_proj", 1)):
+                known = f"{stem.replace('gate_up_proj', half)}.{'bias' if bias else 'weight'}"
+                result[known] = np.ascontiguousarray(turned[:, first::2])
+        elif name.endswith("experts.down_proj"):
+            result[f"{name}.weight"] = np.ascontiguousarray(tensor.swapaxes(1, 2))
+        else:
+            known = name.replace("down_proj_bias", "down_proj.bias").replace(".expert_bias", ".expert_bias.bias")
+            known = f"{known}.weight" if known.endswith(".sinks") else known
+            known = known.removeprefix("model.") if ".feed_forward.experts." in known else known
+            result[known.replace(".e_score_correction_bias", ".e_score_correction.bias")] = tensor
+    return result
+
+
+def apart(tensors: Arrays, config: dict[str, Any]) -> Arrays:
+    """Latent attention as newer files have it: keys and values of the heads in stacks, the keys' columns first."""
+    result: Arrays = {}
+    for name, tensor in tensors.items():
+        if ".kv_b_proj." in name:
+            nope = config["qk_nope_head_dim"]
+            heads = tensor.reshape(config["num_attention_heads"], nope + config["v_head_dim"], -1)
+            result[name.replace("kv_b", "k_b")] = np.ascontiguousarray(heads[:, :nope].swapaxes(1, 2))
+            result[name.replace("kv_b", "v_b")] = np.ascontiguousarray(heads[:, nope:])
         else:
             result[name] = tensor
     return result
@@ -90,29 +145,61 @@ def ordered(tensors: Arrays) -> Arrays:
     return {name: tensors[name] for name in sorted(tensors, key=key)}
 
 
-def gguf_of(folder: Path, written: Written, path: Path, kind: str = "F32") -> Path:
-    """The checkpoint in `folder` as a GGUF file; matrices of `kind` where their rows allow it."""
-    config = json.loads((folder / "config.json").read_text())
-    architecture = gguf.MODEL_ARCH[written.architecture]
-    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
-    kv_heads = config["num_key_value_heads"]
-    names = gguf.get_tensor_name_map(architecture, layers)
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+def first_of(config: dict[str, Any], *keys: str) -> Any:
+    """The value of the first key that is there, else None."""
+    return next((config[key] for key in keys if config.get(key) is not None), None)
+
+
+def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], split: bool) -> None:
+    """What every architecture says, and keys that some configurations have."""
+    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
     writer.add_name("test")
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(layers)
+    writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
-    writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
-    writer.add_expert_used_count(config["num_experts_per_tok"])
-    if config.get("head_dim"):
-        writer.add_key_length(config["head_dim"])
+    writer.add_feed_forward_length(first_of(config, "intermediate_size", "moe_ffn_hidden_size"))
+    writer.add_layer_norm_rms_eps(first_of(config, "rms_norm_eps", "norm_eps"))
+    rope = config.get("rope_parameters") or config
+    writer.add_rope_freq_base(rope["rope_theta"])
+    experts = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_primary_experts")
+    writer.add_expert_count(first_of(config, *experts))
+    writer.add_expert_used_count(first_of(config, "moe_num_active_primary_experts", "num_experts_per_tok"))
+    kind = rope.get("rope_type", "default")
+    if kind != "default":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if rope.get("beta_fast"):
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+        if rope.get("mscale_all_dim"):
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    if "kv_lora_rank" in config:
+        add_latent(writer, config, split)
+    elif config["model_type"] == "lfm2_moe":
+        writer.add_head_count_kv([kv_heads if kind == "full_attention" else 0 for kind in config["layer_types"]])
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    else:
+        writer.add_head_count_kv(kv_heads)
+        if config.get("head_dim"):
+            writer.add_key_length(config["head_dim"])
+            writer.add_value_length(config["head_dim"])
+    if config["model_type"] == "smallthinker":
+        softmax = config.get("moe_primary_router_apply_softmax")
+        kinds = gguf.ExpertGatingFuncType
+        writer.add_expert_gating_func(kinds.SOFTMAX if softmax else kinds.SIGMOID)
+        if config.get("sliding_window_layout"):
+            writer.add_sliding_window(config["sliding_window_size"])
+    if config["model_type"] == "gpt_oss":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
     for key, add in (
         ("moe_intermediate_size", writer.add_expert_feed_forward_length),
+        ("moe_ffn_hidden_size", writer.add_expert_feed_forward_length),
         ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
         ("shared_intermediate_size", writer.add_expert_shared_feed_forward_length),
         ("attention_multiplier", writer.add_attention_scale),
@@ -123,20 +210,62 @@ def gguf_of(folder: Path, written: Written, path: Path, kind: str = "F32") -> Pa
     ):
         if config.get(key):
             add(config[key])
+
+
+def add_latent(writer: gguf.GGUFWriter, config: dict[str, Any], split: bool) -> None:
+    """Latent attention and the router of DeepSeek; files whose keys and values are apart describe one wide head."""
+    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_kv_lora_rank(rank)
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_rope_dimension_count(rope)
+    writer.add_head_count_kv(1 if split else config["num_attention_heads"])
+    whole, value = config["qk_nope_head_dim"] + rope, config["v_head_dim"]
+    writer.add_key_length(rank + rope if split else whole)
+    writer.add_value_length(rank if split else value)
+    if split:
+        writer.add_key_length_mla(whole)
+        writer.add_value_length_mla(value)
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_group_count(config["n_group"])
+    writer.add_expert_group_used_count(config["topk_group"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if config["model_type"] == "deepseek_v3":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        if config["norm_topk_prob"]:
+            writer.add_expert_weights_norm(True)
+
+
+def gguf_of(
+    folder: Path, written: Written, path: Path, kind: str = "F32", raw: Arrays | None = None, raw_kind: Any = None
+) -> Path:
+    """The checkpoint in `folder` as a GGUF file; matrices of `kind` where their rows allow it.
+
+    raw: tensors by their names in the file, as blocks of `raw_kind`.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    architecture = gguf.MODEL_ARCH[written.architecture]
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    add_sizes(writer, config, written.split)
     wanted = gguf.GGMLQuantizationType[kind]
-    for name, tensor in stacked(ordered(load_file(folder / "model.safetensors"))).items():
+    tensors = stacked(ordered(load_file(folder / "model.safetensors")))
+    for name, tensor in (apart(tensors, config) if written.split else tensors).items():
         stem, _, ending = name.rpartition(".")
         known = name if name.startswith("blk.") else f"{names.get_name(stem)}.{ending}"
         assert not known.startswith("None"), name
         if written.neighbours and ".attn_q." in known:
-            tensor = side_by_side(tensor, heads)
+            tensor = side_by_side(tensor, config["num_attention_heads"])
         if written.neighbours and ".attn_k." in known:
-            tensor = side_by_side(tensor, kv_heads)
+            tensor = side_by_side(tensor, config["num_key_value_heads"])
         tensor = tensor.squeeze()
         if kind != "F32" and tensor.ndim > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[wanted][0] == 0:
             writer.add_tensor(known, gguf.quants.quantize(tensor, wanted), raw_dtype=wanted)
         else:
             writer.add_tensor(known, tensor)
+    for name, blocks in (raw or {}).items():
+        writer.add_tensor(name, blocks, raw_dtype=raw_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -152,7 +281,8 @@ def from_gguf(path: Path, precision: Any = FLOAT) -> ModelFile:
 
 
 def case_of(written: Written) -> Any:
-    return next(case for case in CASES if case.id == written.case)
+    case = next(case for case in CASES if case.id == written.case)
+    return replace(case, more={**case.more, **written.more})
 
 
 @pytest.mark.parametrize("written", FILES, ids=lambda written: written.case.replace(" ", "_"))
@@ -161,6 +291,15 @@ def test_a_gguf_file_is_the_same_model_as_its_checkpoint(written: Written, tmp_p
     found = from_gguf(gguf_of(tmp_path, written, tmp_path / "g.gguf"))
     with open_model(converted(tmp_path, tmp_path, FLOAT)) as original:
         assert list(found.records.blocks()) == list(original.records.blocks())
+        assert [extent.hash for extent in found.extents] == [extent.hash for extent in original.extents]
+
+
+def test_heads_that_are_stored_apart_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = next(written for written in FILES if written.case.startswith("deepseek_v3-groups"))
+    make_checkpoint(case_of(written), tmp_path)
+    monkeypatch.setattr("colibri.job.part_rows", lambda columns: 8)  # heads have 12 and 20 rows
+    found = from_gguf(gguf_of(tmp_path, written, tmp_path / "g.gguf"))
+    with open_model(converted(tmp_path, tmp_path, FLOAT)) as original:
         assert [extent.hash for extent in found.extents] == [extent.hash for extent in original.extents]
 
 
@@ -227,31 +366,111 @@ def test_the_loss_of_quantising_again_is_reported(tmp_path: Path) -> None:
     assert 0.05 < stats.relative < 0.15
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("expert_gating_func", 2, "expert_gating_func is 2, supported: 1"),
-        ("expert_weights_norm", False, "expert_weights_norm is False, supported: True"),
-        ("expert_weights_scale", 2.5, "expert_weights_scale is 2.5, supported: 1.0"),
-        ("rope.scaling.type", "yarn", "scaling yarn"),
-    ],
-)
+def written_as(architecture: str) -> Written:
+    """The first file of an architecture."""
+    return next(written for written in FILES if written.architecture == architecture)
+
+
+REFUSED = [
+    ("QWEN3MOE", "expert_gating_func", 2, "expert_gating_func is 2, supported: 1"),
+    ("QWEN3MOE", "expert_weights_norm", False, "expert_weights_norm is False, supported: True"),
+    ("QWEN3MOE", "expert_weights_scale", 2.5, "expert_weights_scale is 2.5, supported: 1.0"),
+    ("QWEN3MOE", "expert_group_scale", 2.0, "expert_group_scale is 2.0, supported: 1.0"),
+    ("QWEN3MOE", "rope.scaling.type", "longrope", "RoPE scaling longrope, supported: none, linear, yarn"),
+    ("QWEN3MOE", "attention.sliding_window", 11, "attention.sliding_window is 11, supported: none"),
+    ("QWEN3MOE", "attention.value_length", 8, "attention.value_length is 8, supported: 24"),
+    ("QWEN3MOE", "attention.scale", 0.5, "attention.scale is 0.5, supported: none"),
+    ("QWEN3MOE", "final_logit_softcapping", 30.0, "final_logit_softcapping is 30.0, supported: 0.0"),
+    ("QWEN3MOE", "nextn_predict_layers", 1, "nextn_predict_layers is 1, supported: 0"),
+    ("GPT_OSS", "attention.sliding_window_pattern", 3, "attention.sliding_window_pattern is 3, supported: 2"),
+    ("GPT_OSS", "attention.sliding_window_pattern", [True, True, False], "[True, True, False], supported: 2"),
+    ("GPT_OSS", "rope.freq_base_swa", 5.0, "rope.freq_base_swa is 5.0, supported: that of rope.freq_base, 150000.0"),
+    ("GPT_OSS", "rope.scaling.yarn_ext_factor", 0.5, "rope.scaling.yarn_ext_factor is 0.5, supported: 1.0"),
+    ("GPT_OSS", "rope.scaling.yarn_log_multiplier", 0.1, "rope.scaling.yarn_log_multiplier is 0.1, supported: none"),
+    ("GPT_OSS", "rope.scaling.original_context_length", None, "original_context_length is None, supported: 1.."),
+    ("GPT_OSS", "rope.scaling.factor", None, "gpt-oss.rope.scaling.factor is None, must be 1..1e+06"),
+    ("GPT_OSS", "swiglu_clamp_exp", [7.0] * 3, "swiglu_clamp_exp is [7.0, 7.0, 7.0], supported: none"),
+    ("LFM2MOE", "attention.head_count_kv", [0, 2, 1, 0], "head_count_kv is [0, 2, 1, 0], supported: 0 or one number"),
+    ("LFM2MOE", "attention.head_count_kv", 2, "head_count_kv is 2, supported: 0 or one number for each of 4 layers"),
+    ("LFM2MOE", "expert_gating_func", 1, "expert_gating_func is 1, supported: 2"),
+    ("LFM2MOE", "expert_weights_scale", 2.5, "expert_weights_scale is 2.5, supported: 1.0"),
+    ("SMALLTHINKER", "expert_gating_func", None, "expert_gating_func is None, supported: 1, 2"),
+    ("DEEPSEEK2", "expert_group_count", None, "has no deepseek2.expert_group_count"),
+    ("DEEPSEEK2", "expert_weights_norm", True, "expert_weights_norm is True, supported: False"),
+    ("DEEPSEEK2", "attention.temperature_scale", 0.1, "attention.temperature_scale is 0.1, supported: 0.0"),
+    ("DEEPSEEK2", "attention.key_length_mla", 8, "rope.dimension_count is 8, supported: below 8"),
+    ("DEEPSEEK2", "expert_group_used_count", 0, "do not go together"),
+]
+
+INCOMPLETE = {  # what is missing, or cannot be
+    "rope.scaling.original_context_length", "rope.scaling.factor", "expert_group_count", "expert_group_used_count",
+    "attention.key_length_mla",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "key", "value", "message"), REFUSED)
 def test_what_a_gguf_file_asks_for_and_the_records_do_not_get_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, key: str, value: Any, message: str
 ) -> None:
-    written = FILES[-1]
-    make_checkpoint(case_of(written), tmp_path)
+    written = written_as(architecture)
+    case = case_of(written)
+    more = yarn(1.0) if key == "expert_weights_norm" else {"n_group": 4} if "used_count" in key else {}
+    make_checkpoint(replace(case, more={**case.more, **more}), tmp_path)
     path = gguf_of(tmp_path, written, tmp_path / "g.gguf")
     from colibri import gguf_reader
 
+    name = f"{gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[architecture]]}.{key}"
     ask = gguf_reader.Gguf.value
-    monkeypatch.setattr(
-        gguf_reader.Gguf, "value", lambda self, name: value if name == f"qwen3moe.{key}" else ask(self, name)
-    )
+    monkeypatch.setattr(gguf_reader.Gguf, "value", lambda self, asked: value if asked == name else ask(self, asked))
     with pytest.raises(ColibriError) as caught:
         from_gguf(path)
     assert message in caught.value.message
-    assert caught.value.code == Code.UNSUPPORTED
+    assert caught.value.code == (Code.ARGUMENT if key in INCOMPLETE else Code.UNSUPPORTED)
+
+
+def test_yarn_of_deepseek_without_its_multiplier_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = next(written for written in FILES if written.case.startswith("deepseek_v3-groups"))
+    make_checkpoint(case_of(written), tmp_path)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_rope_scaling_yarn_log_mul", lambda writer, value: None)
+    with pytest.raises(ColibriError, match="yarn_log_multiplier is None, must be") as caught:
+        from_gguf(gguf_of(tmp_path, written, tmp_path / "g.gguf"))
+    assert caught.value.code == Code.ARGUMENT
+
+
+def repacked(blocks: np.ndarray[Any, Any], scales: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """MXFP4 of a checkpoint as that of GGUF: the exponent before its block, values 0..15 in the low halves."""
+    codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], 32)
+    halves = codes[..., :16] | codes[..., 16:] << 4
+    joined = np.concatenate([scales[..., None], halves], axis=-1)
+    return np.ascontiguousarray(joined.reshape(*joined.shape[:-2], -1))
+
+
+def test_experts_in_mxfp4_are_the_same_in_both_kinds_of_file(tmp_path: Path) -> None:
+    written = written_as("GPT_OSS")
+    case = case_of(written)
+    make_checkpoint(replace(case, more={**case.more, "hidden_size": 64, "intermediate_size": 96}), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    rng = np.random.default_rng(8)
+    packed: Arrays = {}
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        codes = rng.integers(0, 15, (2, experts, rows, columns // 32, 16), dtype=np.uint8)
+        codes += codes > 7  # not 8, a zero with a sign, which the gguf package drops
+        blocks = codes[0] | codes[1] << 4
+        scales = rng.integers(118, 124, (experts, rows, columns // 32), dtype=np.uint8)
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, tmp_path / "model.safetensors")
+    wanted = gguf.GGMLQuantizationType.MXFP4
+    raw: Arrays = {}
+    for name in [name.removesuffix("_blocks") for name in packed if name.endswith("_blocks")]:
+        stored = repacked(packed[f"{name}_blocks"], packed[f"{name}_scales"])
+        at = f"blk.{name.split('.')[2]}.ffn_"
+        parts = {"gate": stored[:, ::2], "up": stored[:, 1::2]} if "gate_up" in name else {"down": stored}
+        raw |= {f"{at}{part}_exps.weight": np.ascontiguousarray(rows) for part, rows in parts.items()}
+    found = from_gguf(gguf_of(tmp_path, written, tmp_path / "g.gguf", raw=raw, raw_kind=wanted))
+    save_file(tensors | packed, tmp_path / "model.safetensors")
+    with open_model(converted(tmp_path, tmp_path, FLOAT)) as original:
+        assert [extent.hash for extent in found.extents] == [extent.hash for extent in original.extents]
 
 
 def test_routers_of_gguf_files_are_those_of_llama_cpp(tmp_path: Path) -> None:

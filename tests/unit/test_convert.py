@@ -936,8 +936,8 @@ def test_a_gguf_file_gives_the_tensors_of_the_original_checkpoint(
 def test_gguf_files_that_cannot_be_run_are_refused_by_name(tmp_path: Path) -> None:
     error = refusal(write_gguf(tmp_path / "dense.gguf", experts=0))
     assert "is a dense model (tiny): it has no llama.expert_count" in error.message
-    error = refusal(write_gguf(tmp_path / "yarn.gguf", scaling="yarn"))
-    assert "RoPE scaling yarn, supported: none" in error.message
+    error = refusal(write_gguf(tmp_path / "longrope.gguf", scaling="longrope"))
+    assert "RoPE scaling longrope, supported: none, linear, yarn" in error.message
     writer = gguf.GGUFWriter(tmp_path / "gpt2.gguf", "gpt2")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

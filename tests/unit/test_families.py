@@ -192,6 +192,8 @@ def test_parts_of_a_tensor_take_turns_row_by_row_or_by_sizes_of_their_own() -> N
     assert values.runs(3, 9, 12, {"nope": 3, "value": 4}) == [(6, 7), (10, 14), (17, 18)]
     assert values.stored_rows(12, {"nope": 3, "value": 4}) == 21
     assert TensorName.parse("x[transposed]").runs(0, 2, 4, {}) == [(0, 2)]
+    stack = TensorName.parse("k_b[transposed, heads of nope]")
+    assert (stack.template, stack.heads, stack.transposed) == ("k_b", "nope", True)
 
 
 def test_only_the_kernels_of_a_convolution_have_a_dimension_of_one_between() -> None:
