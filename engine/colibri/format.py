@@ -29,6 +29,7 @@ from colibri.records import (
     chunk_table_bytes,
     extent_keys,
     parse_records,
+    required_features,
     required_tensors,
     round_up,
     tensor_bytes,
@@ -247,6 +248,11 @@ class ModelFile:
         self.signature = read_signature(self.optional_features, place, self._read)
         self.records = parse_records(records, self.sections[Section.RECORDS].offset)
         self._read_directory(directory)
+        used = required_features(self.records, {tensor.dtype for tensor in self.tensors})
+        if self.required_features != used:
+            raise ColibriError(
+                Code.FEATURE, f"required features {self.required_features:#x}, must be {used:#x}", 16
+            )
         self._check_padding()
         self._extent_of = {(e.layer, e.expert): e for e in self.extents}
         self._tensor_of = {(t.scope, t.layer, t.role): t for t in self.tensors}

@@ -30,11 +30,11 @@ RSS_LIMIT_MB = 2048  # what the sanitizers shadow counts too
 
 
 def models() -> list[bytes]:
-    """The smallest file with every section, and one that breaks each rule: seeds next to every check."""
+    """The smallest files with every section and mixer, and one that breaks each rule: seeds next to every check."""
     from corpus import CASES
-    from tiny_file import everything
+    from tiny_file import everything, mixers
 
-    return [everything(), *(case.make() for case in CASES)]
+    return [everything(), mixers(), *(case.make() for case in CASES)]
 
 
 def tokenizer_inputs() -> list[bytes]:
@@ -63,7 +63,7 @@ SEEDS: dict[str, Callable[[], Sequence[bytes]]] = {
     "golden": lambda: [GOLDEN],
     "model": models,
     "request": lambda: REQUESTS,
-    "snapshot": lambda: [b"#", bytes(256)],
+    "snapshot": lambda: [b"#", b"$", bytes(256)],
     "tokenizer": tokenizer_inputs,
 }
 

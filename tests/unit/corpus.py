@@ -21,7 +21,7 @@ from pathlib import Path
 from colibri import _spec as spec
 from colibri._spec import Code, DType, Layout, Role, TokenizerHeader
 from forge import CALIBRATION, DIRECTORY, EXPERTS, PROVENANCE, RECORDS, SIGNATURE, TOKENIZER, TRUNK, Forge
-from tiny_file import SHAPE, everything
+from tiny_file import SHAPE, everything, mixers
 
 RULES_FILE = Path(__file__).resolve().parents[2] / "engine" / "spec" / "rules.toml"
 GLOBAL = 0xFFFFFFFF
@@ -43,6 +43,7 @@ class Case:
     change: Change
     rehash: bool = True  # make chunk, extent and section hashes right
     reroot: bool = True
+    good: Callable[[], bytes] = everything
 
     @property
     def rule(self) -> str:
@@ -56,7 +57,7 @@ class Case:
 
     def make(self) -> bytes:
         """The file."""
-        forge = Forge(everything())
+        forge = Forge(self.good())
         self.change(forge)
         if self.rehash:
             forge.rehash_weights()
@@ -505,6 +506,10 @@ CASES = [
     Case("tensor.missing,layer", tensor(Role.Q, 4, "I", 1, 0)),
     Case("tensor.missing,scope", tensor(Role.HEAD, 40, "I", 2)),
     Case("tensor.stray", stray_tensor),
+    Case("features.used,latent attention", header(16, "Q", 1)),
+    Case("features.used,dtypes", header(16, "Q", 8)),
+    *(Case(f"features.used,without {bit}", header(16, "Q", 0b10011 & ~bit), good=mixers) for bit in (1, 2, 16)),
+    Case("features.used,state space", header(16, "Q", 0b10111), good=mixers),
     Case("padding.sections,records", gap(RECORDS)),
     Case("padding.sections,provenance", gap(PROVENANCE)),
     Case("padding.sections,end", put(lambda f: len(f.data) - 1, "B", 1)),

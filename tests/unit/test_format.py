@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from colibri.records import LayerRecords, Records, encode_records, parse_records
 from colibri.writer import ModelWriter
 from corpus import CASES, Case, Change, add_block, header, rules, write
 from forge import CHUNK, Forge, tree
-from tiny_file import everything
+from tiny_file import everything, mixers
 
 MODELS = Path(__file__).resolve().parents[2] / "configs" / "models"
 GLOBAL = 0xFFFFFFFF
@@ -90,10 +90,27 @@ def test_c_reader_names_the_same_rule(case: Case, tmp_path: Path, native_library
     assert c_code(file_of(case, tmp_path / "bad.colibri")) == case.code
 
 
-def test_the_file_that_the_corpus_starts_from_is_good(tmp_path: Path, native_library: Path) -> None:
+@pytest.mark.parametrize("make", [everything, mixers])
+def test_the_files_that_the_corpus_starts_from_are_good(
+    make: Callable[[], bytes], tmp_path: Path, native_library: Path
+) -> None:
     path = tmp_path / "good.colibri"
-    path.write_bytes(everything())
+    path.write_bytes(make())
     assert (python_code(path), c_code(path)) == (Code.OK, Code.OK)
+
+
+@pytest.mark.parametrize("bits", [0, 0b11, 0b1011, 0b111011])
+def test_both_readers_say_which_features_a_model_uses(bits: int, tmp_path: Path, native_library: Path) -> None:
+    forge = Forge(mixers())
+    forge.u64(16, bits)
+    forge.rehash_root()
+    path = tmp_path / "bits.colibri"
+    path.write_bytes(forge.data)
+    for reader in (open_model, Engine):
+        with pytest.raises(ColibriError) as caught:
+            reader(path)
+        assert (caught.value.code, caught.value.offset) == (Code.FEATURE, 16)
+        assert f"required features {bits:#x}, must be 0x13" in caught.value.message
 
 
 def test_the_corpus_is_written_with_a_file_for_each_case(tmp_path: Path) -> None:

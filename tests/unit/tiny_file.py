@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The smallest file that has everything: every section, every dtype, padded rows and columns.
+"""The smallest files that have everything: every section, every dtype, padded rows and columns; every mixer.
 
 The parts that the converter does not write are made here from docs/format.md with structs of
 their own, as `forge` does it, so that a mistake of the package is not repeated.
@@ -14,7 +14,17 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from colibri._spec import DType, Pretokenizer, TokenizerFlag
+from colibri._spec import (
+    NONE_INDEX,
+    Activation,
+    DType,
+    GroupScore,
+    MlaBlock,
+    Pretokenizer,
+    RouterScore,
+    ShortConvBlock,
+    TokenizerFlag,
+)
 from colibri.job import Job, Precision, run_job
 from colibri.layout import F32
 from colibri.tokenizer import TokenizerSpec
@@ -27,6 +37,22 @@ SHAPE = Shape(
     hidden=24, vocabulary=19, layers=2, heads=2, kv_heads=1, head_dim=8, value_dim=8, rope_pairs=4,
     intermediate=20, experts=2, top_k=2, context=16,
     precision=Precision(DType.INT4, DType.F16, DType.F32, head=DType.INT8, embeddings=DType.BF16),
+)  # fmt: skip
+
+# Latent attention with and without a latent query and positions, a convolution, sinks; experts in groups.
+MIXERS = replace(
+    SHAPE, layers=4, experts=4, top_k=2,
+    mixers={
+        0: MlaBlock(heads=2, q_rank=9, kv_rank=10, nope_dim=6, rope_dim=8, value_dim=7, scale=0.25, norm_eps=1e-6),
+        1: ShortConvBlock(width=20, taps=3, bias=1),
+        3: MlaBlock(heads=3, kv_rank=12, nope_dim=5, rope_dim=4, value_dim=8, scale=0.3, norm_eps=1e-6,
+                    rope_table=NONE_INDEX, window_tokens=2),
+    },
+    attention={"sinks": 1, "window_tokens": 2, "q_bias": 1, "kv_bias": 1, "o_bias": 1},
+    moe={"router_score": RouterScore.SIGMOID, "selection_bias": 1, "router_bias": 1, "bias": 1, "groups": 2,
+         "groups_chosen": 1, "group_score": GroupScore.TOP2_SUM, "activation": Activation.SWIGLU_CLAMPED,
+         "clamp": 7.0, "alpha": 1.702},
+    shared={"intermediate": 12},
 )  # fmt: skip
 
 
@@ -89,6 +115,19 @@ def everything(layers: int = 2, experts: int = 2) -> bytes:
     forge.rehash_weights()
     forge.rehash_root()
     return bytes(forge.data)
+
+
+@cache
+def mixers() -> bytes:
+    """A file whose layers mix tokens in every way there is: no two that follow each other in the same."""
+    job = Job(
+        records_of(MIXERS), lambda slot, first, end: _rows(slot)[first:end], MIXERS.precision, tokenizer(),
+        {"recipe": "tiny"},
+    )  # fmt: skip
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "mixers.colibri"
+        run_job(job, path, threads=1, quiet=True)
+        return path.read_bytes()
 
 
 def _rows(slot: Slot) -> F32:

@@ -195,8 +195,18 @@ static int check_expert_extents(struct extent_walk *w, const struct cb_layer_rec
     return 0;
 }
 
+/* What a reader must know to run the mixer of a layer: bits in the order of the kinds from MLA on, and sinks. */
+static uint32_t mixer_features(const struct cb_layer_records *l)
+{
+    return (1u << l->layer.mixer_kind >> CB_MIXER_MLA) |
+           l->attention.sinks * (uint32_t)CB_REQUIRED_ATTENTION_SINKS;
+}
+_Static_assert(CB_REQUIRED_MLA == 1u << CB_MIXER_MLA >> CB_MIXER_MLA &&
+                   CB_REQUIRED_SHORT_CONV == 1u << CB_MIXER_SHORT_CONV >> CB_MIXER_MLA,
+               "features of mixers are in the order of their kinds");
+
 static int check_extents(const struct cb_directory *d, const struct cb_container *c,
-                         struct cb_records *r, colibri_error *error)
+                         struct cb_records *r, uint32_t *used, colibri_error *error)
 {
     const struct cb_section *trunk = &c->sections[CB_SECTION_TRUNK];
     const struct cb_section *experts = &c->sections[CB_SECTION_EXPERTS];
@@ -214,6 +224,7 @@ static int check_extents(const struct cb_directory *d, const struct cb_container
     w.end = experts->offset + experts->size;
     for (i = 0; code == 0 && i < r->model.layers; i++) {
         code = cb_records_next(r, &l, error);
+        *used |= mixer_features(&l);
         if (code == 0)
             code = check_expert_extents(&w, &l, error);
     }
@@ -415,7 +426,8 @@ static int check_tensor(const struct cb_directory *d, uint32_t index, const stru
 
 /* The tensors of one (scope, layer): from *index on, as many as belong to it. */
 static int check_group(const struct cb_directory *d, uint32_t *index, uint32_t scope,
-                       uint32_t layer, uint32_t extent, struct need *needs, colibri_error *error)
+                       uint32_t layer, uint32_t extent, struct need *needs, uint32_t *used,
+                       colibri_error *error)
 {
     struct cb_extent e;
     uint64_t end = 0;
@@ -435,6 +447,7 @@ static int check_group(const struct cb_directory *d, uint32_t *index, uint32_t s
         code = check_tensor(d, *index, &t, needs, cb_up(end, CB_TENSOR_ALIGN_BYTES), error);
         if (code != 0)
             return code;
+        *used |= (t.dtype == CB_DTYPE_MXFP4) * (uint32_t)CB_REQUIRED_MXFP4;
         end = t.offset + t.size;
         next_role = t.role + 1;
     }
@@ -454,7 +467,7 @@ static int check_group(const struct cb_directory *d, uint32_t *index, uint32_t s
 }
 
 static int check_tensors(const struct cb_directory *d, const struct cb_records *start,
-                         colibri_error *error)
+                         uint32_t *used, colibri_error *error)
 {
     struct need needs[ROLES];
     struct cb_records r = *start;
@@ -464,14 +477,14 @@ static int check_tensors(const struct cb_directory *d, const struct cb_records *
 
     memset(needs, 0, sizeof needs);
     need_global(needs, &r.model);
-    code = check_group(d, &index, CB_SCOPE_TRUNK, CB_NONE_INDEX, 0, needs, error);
+    code = check_group(d, &index, CB_SCOPE_TRUNK, CB_NONE_INDEX, 0, needs, used, error);
     for (i = 0; code == 0 && i < start->model.layers; i++) {
         code = cb_records_next(&r, &l, error);
         if (code != 0)
             return code;
         memset(needs, 0, sizeof needs);
         need_layer(needs, r.model.hidden, &l);
-        code = check_group(d, &index, CB_SCOPE_TRUNK, i, 1 + i, needs, error);
+        code = check_group(d, &index, CB_SCOPE_TRUNK, i, 1 + i, needs, used, error);
     }
     r = *start;
     extent = 1 + r.model.layers;
@@ -484,7 +497,7 @@ static int check_tensors(const struct cb_directory *d, const struct cb_records *
         memset(needs, 0, sizeof needs);
         need_mlp(needs, CB_ROLE_EXPERT_GATE, r.model.hidden, l.moe.intermediate, l.moe.gated,
                  l.moe.bias);
-        code = check_group(d, &index, CB_SCOPE_EXPERT, i, extent, needs, error);
+        code = check_group(d, &index, CB_SCOPE_EXPERT, i, extent, needs, used, error);
         extent += l.moe.experts;
     }
     if (code == 0 && index != d->tensor_count)
@@ -499,13 +512,18 @@ int cb_directory_check(const struct cb_directory *d, const struct cb_container *
 {
     const struct cb_section *s = &c->sections[CB_SECTION_RECORDS];
     struct cb_records start, r;
+    uint32_t used = 0;
     int code = cb_records_begin(&start, records, (size_t)s->size, s->offset, error);
 
     if (code != 0)
         return code;
     r = start;
-    code = check_extents(d, c, &r, error);
+    code = check_extents(d, c, &r, &used, error);
     if (code == 0)
-        code = check_tensors(d, &start, error);
+        code = check_tensors(d, &start, &used, error);
+    if (code == 0 && c->required != used)
+        return cb_fail(error, COLIBRI_ERR_FEATURE, 16,
+                       "required features 0x%x, must be 0x%x", (uint32_t)c->required,
+                       used);
     return code;
 }

@@ -119,28 +119,30 @@ static int read_section(struct cb_container *c, struct cb_cursor *t, uint32_t *p
     uint64_t offset = cb_cursor_u64(t), size = cb_cursor_u64(t), reserved = cb_cursor_u64(t);
     uint64_t place;
     struct cb_section *s;
+    const char *name;
 
     if (kind == 0 || kind >= CB_SECTION_KINDS)
         return cb_fail(error, COLIBRI_ERR_SECTION, at, "section kind %u is unknown", kind);
+    name = kinds[kind].name;
     if (kind <= *previous)
         return cb_fail(error, COLIBRI_ERR_SECTION, at, "section %s stands behind section %s",
-                       kinds[kind].name, kinds[*previous].name);
+                       name, kinds[*previous].name);
     if (flags != 0 || reserved != 0)
         return cb_fail(error, COLIBRI_ERR_SECTION, at,
-                       "section %s: flags and the reserved field must be 0", kinds[kind].name);
+                       "section %s: flags and the reserved field must be 0", name);
     if (size > kinds[kind].limit)
         return cb_fail(error, COLIBRI_ERR_LIMIT, at + 16, "section %s has %llu bytes, limit %llu",
-                       kinds[kind].name, (unsigned long long)size,
+                       name, (unsigned long long)size,
                        (unsigned long long)kinds[kind].limit);
     place = cb_up(*end, section_align(kind));
     if (offset != place)
         return cb_fail(error, COLIBRI_ERR_SECTION, at + 8,
-                       "section %s is at offset %llu, its place is %llu", kinds[kind].name,
+                       "section %s is at offset %llu, its place is %llu", name,
                        (unsigned long long)offset, (unsigned long long)place);
     if (offset > c->bytes || size > c->bytes - offset)
         return cb_fail(error, COLIBRI_ERR_SECTION, at + 16,
                        "section %s (offset %llu, %llu bytes) leaves the file of %llu bytes",
-                       kinds[kind].name, (unsigned long long)offset, (unsigned long long)size,
+                       name, (unsigned long long)offset, (unsigned long long)size,
                        (unsigned long long)c->bytes);
     s = &c->sections[kind];
     s->present = 1;
@@ -149,7 +151,7 @@ static int read_section(struct cb_container *c, struct cb_cursor *t, uint32_t *p
     cb_cursor_read(t, s->hash, sizeof s->hash);
     if (!kinds[kind].hashed && cb_first_nonzero(s->hash, sizeof s->hash) < sizeof s->hash)
         return cb_fail(error, COLIBRI_ERR_SECTION, at + 32,
-                       "section %s has a hash in the table, must be zero bytes", kinds[kind].name);
+                       "section %s has a hash in the table, must be zero bytes", name);
     *previous = kind;
     *end = offset + size;
     return 0;

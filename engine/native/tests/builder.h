@@ -25,6 +25,8 @@
 struct build_layer {
     struct cb_block_layer layer;
     struct cb_block_attention attention;
+    struct cb_block_mla mla;
+    struct cb_block_short_conv conv;
     struct cb_block_ffn ffn;
     struct cb_block_moe moe;
     struct cb_block_shared shared;
@@ -93,6 +95,10 @@ static inline void build_defaults(struct build_recipe *r)
         l->attention = (struct cb_block_attention){.heads = 4, .kv_heads = 2, .head_dim = 10,
                                                    .value_dim = 10, .scale = 0.3162f,
                                                    .qk_norm_eps = 1e-6f};
+        l->mla = (struct cb_block_mla){.heads = 3, .q_rank = 24, .kv_rank = 20, .nope_dim = 12,
+                                       .rope_dim = 8, .value_dim = 10, .scale = 0.2236f,
+                                       .norm_eps = 1e-6f};
+        l->conv = (struct cb_block_short_conv){.width = 36, .taps = 3, .bias = 1};
         l->ffn = (struct cb_block_ffn){.intermediate = 52, .gated = 1};
         l->moe = (struct cb_block_moe){.experts = 5, .top_k = 2, .intermediate = 36, .gated = 1,
                                        .router_normalise = CB_NORMALISE_SUM, .routed_scale = 1.0f};
@@ -134,6 +140,10 @@ static inline size_t build_records(const struct build_recipe *r, uint8_t *out)
         build_block(out, &at, CB_BLOCK_LAYER, &l->layer, sizeof l->layer);
         if (l->layer.mixer_kind == CB_MIXER_ATTENTION)
             build_block(out, &at, CB_BLOCK_ATTENTION, &l->attention, sizeof l->attention);
+        if (l->layer.mixer_kind == CB_MIXER_MLA)
+            build_block(out, &at, CB_BLOCK_MLA, &l->mla, sizeof l->mla);
+        if (l->layer.mixer_kind == CB_MIXER_SHORT_CONV)
+            build_block(out, &at, CB_BLOCK_SHORT_CONV, &l->conv, sizeof l->conv);
         if (l->layer.ffn_kind == CB_FFN_DENSE)
             build_block(out, &at, CB_BLOCK_FFN, &l->ffn, sizeof l->ffn);
         if (l->layer.ffn_kind == CB_FFN_MOE)
@@ -244,6 +254,40 @@ static inline void build_attention(const struct build_recipe *r, const struct bu
         build_vector(g, CB_ROLE_Q_NORM, full ? q : a->head_dim);
         build_vector(g, CB_ROLE_K_NORM, full ? k : a->head_dim);
     }
+    if (a->sinks)
+        build_vector(g, CB_ROLE_SINKS, a->heads);
+}
+
+static inline void build_mla(const struct build_recipe *r, const struct cb_block_mla *a,
+                             struct build_group *g)
+{
+    uint32_t h = r->model.hidden;
+
+    build_matrix(g, CB_ROLE_O, r->trunk_dtype, h, a->heads * a->value_dim);
+    if (a->q_rank != 0) {
+        build_matrix(g, CB_ROLE_MLA_Q_A, r->trunk_dtype, a->q_rank, h);
+        build_vector(g, CB_ROLE_MLA_Q_A_NORM, a->q_rank);
+    }
+    build_matrix(g, CB_ROLE_MLA_Q_B, r->trunk_dtype, a->heads * (a->nope_dim + a->rope_dim),
+                 a->q_rank != 0 ? a->q_rank : h);
+    build_matrix(g, CB_ROLE_MLA_KV_A, r->trunk_dtype, a->kv_rank + a->rope_dim, h);
+    build_vector(g, CB_ROLE_MLA_KV_A_NORM, a->kv_rank);
+    build_matrix(g, CB_ROLE_MLA_K_B, r->trunk_dtype, a->heads * a->nope_dim, a->kv_rank);
+    build_matrix(g, CB_ROLE_MLA_V_B, r->trunk_dtype, a->heads * a->value_dim, a->kv_rank);
+}
+
+static inline void build_conv(const struct build_recipe *r, const struct cb_block_short_conv *c,
+                              struct build_group *g)
+{
+    build_matrix(g, CB_ROLE_CONV_IN, r->trunk_dtype, 3 * c->width, r->model.hidden);
+    if (c->bias)
+        build_vector(g, CB_ROLE_CONV_IN_BIAS, 3 * c->width);
+    build_tensor(g, CB_ROLE_CONV_WEIGHT, CB_DTYPE_F32, CB_LAYOUT_ROWS, c->taps, c->width);
+    if (c->bias)
+        build_vector(g, CB_ROLE_CONV_BIAS, c->width);
+    build_matrix(g, CB_ROLE_CONV_OUT, r->trunk_dtype, r->model.hidden, c->width);
+    if (c->bias)
+        build_vector(g, CB_ROLE_CONV_OUT_BIAS, r->model.hidden);
 }
 
 static inline void build_trunk_layer(const struct build_recipe *r, struct build_file *f, uint32_t index)
@@ -258,6 +302,10 @@ static inline void build_trunk_layer(const struct build_recipe *r, struct build_
     }
     if (l->layer.mixer_kind == CB_MIXER_ATTENTION)
         build_attention(r, l, &g);
+    if (l->layer.mixer_kind == CB_MIXER_MLA)
+        build_mla(r, &l->mla, &g);
+    if (l->layer.mixer_kind == CB_MIXER_SHORT_CONV)
+        build_conv(r, &l->conv, &g);
     if (l->layer.ffn_kind == CB_FFN_DENSE)
         build_mlp(&g, CB_ROLE_FFN_GATE, r->trunk_dtype, h, l->ffn.intermediate, l->ffn.gated);
     if (l->layer.ffn_kind == CB_FFN_MOE) {
@@ -356,10 +404,12 @@ static inline void build_weights(const struct cb_tensor *t, uint8_t *data, uint6
     uint32_t row, column;
 
     if (t->layout == CB_LAYOUT_ROWS) {
-        for (column = 0; column < t->columns; column++) {
-            float x = 1.0f + build_float(state, 0.2f);
+        for (row = 0; row < t->rows; row++) {
+            for (column = 0; column < t->columns; column++) {
+                float x = 1.0f + build_float(state, 0.2f);
 
-            memcpy(data + 4 * column, &x, 4);
+                memcpy(data + 4 * (row * build_up(t->columns, 32) + column), &x, 4);
+            }
         }
         return;
     }
@@ -460,13 +510,22 @@ static inline void build_section(struct build_file *f, uint32_t slot, uint32_t k
     memcpy(entry + 16, &size, 8);
 }
 
-static inline void build_header(struct build_file *f)
+static inline void build_header(struct build_file *f, const struct build_recipe *r)
 {
     static const uint8_t magic[8] = CB_MAGIC_BYTES;
-    uint32_t header = CB_HEADER_BYTES, sections = 5, chunk = CB_CHUNK_BYTES;
+    uint32_t header = CB_HEADER_BYTES, sections = 5, chunk = CB_CHUNK_BYTES, i;
     uint16_t major = CB_VERSION_MAJOR;
-    uint64_t size = f->size;
+    uint64_t size = f->size, required = 0;
 
+    for (i = 0; i < r->model.layers; i++) {
+        uint32_t kind = r->layers[i].layer.mixer_kind;
+
+        required |= kind == CB_MIXER_MLA ? CB_REQUIRED_MLA : 0;
+        required |= kind == CB_MIXER_SHORT_CONV ? CB_REQUIRED_SHORT_CONV : 0;
+        required |= kind == CB_MIXER_ATTENTION && r->layers[i].attention.sinks
+                        ? CB_REQUIRED_ATTENTION_SINKS : 0;
+    }
+    memcpy(f->bytes + 16, &required, 8);
     memcpy(f->bytes, magic, 8);
     memcpy(f->bytes + 8, &major, 2);
     memcpy(f->bytes + 12, &header, 4);
@@ -504,7 +563,7 @@ static inline void build(struct build_file *f, const struct build_recipe *r)
     f->bytes = calloc(1, f->size);
     if (f->bytes == NULL)
         abort();
-    build_header(f);
+    build_header(f, r);
     build_section(f, 0, CB_SECTION_RECORDS, CB_HEADER_BYTES, records_bytes);
     build_section(f, 1, CB_SECTION_DIRECTORY, build_up(CB_HEADER_BYTES + records_bytes, 4096),
                   directory_bytes);

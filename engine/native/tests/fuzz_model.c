@@ -40,6 +40,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static void use_model(colibri_model *model)
 {
     static const char text[] = "a \xc3\xa9\xff 12\n";
+    static const int32_t first[3]; /* the first id, which every model has; with the next, what is behind a window */
     colibri_session *session = NULL;
     int32_t ids[TEXT_BYTES];
     int32_t id = 0;
@@ -47,9 +48,10 @@ static void use_model(colibri_model *model)
 
     (void)colibri_tokenize(model, text, sizeof text - 1, COLIBRI_TEXT_CHAT, ids, &count, NULL);
     if (colibri_session_create(model, &session, NULL) == 0) {
-        if (colibri_session_append(session, &id, 1, NULL) == 0) {
-            (void)colibri_session_sample(session, &id, NULL);
+        if (colibri_session_append(session, first, 3, NULL) == 0 &&
+            colibri_session_sample(session, &id, NULL) == 0) {
             (void)colibri_token_bytes(model, id, &count);
+            (void)colibri_session_append(session, &id, 1, NULL);
         }
         colibri_session_free(session);
     }

@@ -4,7 +4,8 @@
  * session as it was, or give a session that computes.
  *
  * An input is the bytes of a snapshot; when its first byte is '#', the rest is one whose hash is to
- * be made right. With libFuzzer:
+ * be made right; '$' says the same of a model with latent attention, convolutions and sinks. With
+ * libFuzzer:
  *     clang -fsanitize=fuzzer,address,undefined -DCOLIBRI_LIBFUZZER fuzz_snapshot.c ...
  * Without: the program runs over seeded mutations of a good snapshot, which it makes itself:
  *     fuzz_snapshot [--mutations N] [--seed S]
@@ -21,10 +22,16 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static colibri_model *model;
-static colibri_session *session;
-static uint8_t good[MAX_BYTES], copy[MAX_BYTES];
-static size_t good_bytes;
+/* Two models, each with a session and a good snapshot of it. */
+#define MODELS 2
+static struct subject {
+    colibri_model *model;
+    colibri_session *session;
+    uint8_t good[MAX_BYTES];
+    size_t good_bytes;
+} subjects[MODELS];
+static uint8_t copy[MAX_BYTES + 1];
+static const char sealed[MODELS + 1] = "#$";
 
 /* Stops at once: a fuzzer keeps the input of an abort. */
 static void need(int ok, const char *what)
@@ -35,23 +42,30 @@ static void need(int ok, const char *what)
     abort();
 }
 
-static void start(void)
+static void start(struct subject *s, const struct variant *v)
 {
     static struct build_file file;
     colibri_model_options o;
     int32_t ids[PREFIX] = {1, 2, 3, 5, 8, 13, 21, 34, 55};
 
-    build_variant(&file, &variants[0]);
+    build_variant(&file, v);
     colibri_model_options_default(&o);
     o.threads = 1;
     o.context_tokens = 16;
     o.lock = COLIBRI_LOCK_OFF;
-    need(build_open(&file, file.size, &o, &model, NULL) == 0, "open");
-    need(colibri_session_create(model, &session, NULL) == 0, "create");
-    need(colibri_session_append(session, ids, PREFIX, NULL) == 0, "append");
-    good_bytes = (size_t)colibri_session_snapshot_bytes(session);
-    need(good_bytes <= MAX_BYTES, "size");
-    need(colibri_session_save(session, good, good_bytes, NULL) == 0, "save");
+    need(build_open(&file, file.size, &o, &s->model, NULL) == 0, "open");
+    free(file.bytes);
+    need(colibri_session_create(s->model, &s->session, NULL) == 0, "create");
+    need(colibri_session_append(s->session, ids, PREFIX, NULL) == 0, "append");
+    s->good_bytes = (size_t)colibri_session_snapshot_bytes(s->session);
+    need(s->good_bytes <= MAX_BYTES, "size");
+    need(colibri_session_save(s->session, s->good, s->good_bytes, NULL) == 0, "save");
+}
+
+static void start_all(void)
+{
+    start(&subjects[0], &variants[0]);
+    start(&subjects[1], &variants[VARIANTS - 1]);
 }
 
 static void seal(uint8_t *data, size_t size)
@@ -66,7 +80,7 @@ static void seal(uint8_t *data, size_t size)
     memcpy(data + at, hash, sizeof hash);
 }
 
-static void check_restored(void)
+static void check_restored(colibri_session *session)
 {
     int32_t id = -1;
     uint32_t position = colibri_session_position(session), count;
@@ -83,32 +97,35 @@ static void check_restored(void)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static uint8_t input[MAX_BYTES], before[32], after[MAX_BYTES];
+    struct subject *s = &subjects[0];
     colibri_error error = {0};
     uint64_t bytes;
     int code;
 
-    if (model == NULL)
-        start();
-    if (size > 0 && size <= MAX_BYTES && data[0] == '#') {
+    if (subjects[0].model == NULL)
+        start_all();
+    if (size > 0 && size <= MAX_BYTES && (data[0] == sealed[0] || data[0] == sealed[1])) {
+        s = &subjects[data[0] == sealed[1]];
         memcpy(input, data + 1, size - 1);
         seal(input, size - 1);
         data = input;
         size--;
     }
-    need(colibri_session_restore(session, good, good_bytes, NULL) == 0, "a good snapshot is refused");
-    bytes = colibri_session_snapshot_bytes(session);
-    memcpy(before, good + offsetof(struct cb_snapshot_header, hash), sizeof before);
-    code = colibri_session_restore(session, data, size, &error);
+    need(colibri_session_restore(s->session, s->good, s->good_bytes, NULL) == 0,
+         "a good snapshot is refused");
+    bytes = colibri_session_snapshot_bytes(s->session);
+    memcpy(before, s->good + offsetof(struct cb_snapshot_header, hash), sizeof before);
+    code = colibri_session_restore(s->session, data, size, &error);
     if (code == 0) {
-        check_restored();
+        check_restored(s->session);
         return 0;
     }
     need(code == COLIBRI_ERR_SNAPSHOT || code == COLIBRI_ERR_SNAPSHOT_OTHER ||
              code == COLIBRI_ERR_CONTEXT_FULL,
          "restore gives another code");
     need(error.code == code && error.message[0] != '\0', "the error is not filled");
-    need(colibri_session_snapshot_bytes(session) == bytes, "the session changed");
-    need(colibri_session_save(session, after, (size_t)bytes, NULL) == 0, "save");
+    need(colibri_session_snapshot_bytes(s->session) == bytes, "the session changed");
+    need(colibri_session_save(s->session, after, (size_t)bytes, NULL) == 0, "save");
     need(memcmp(after + offsetof(struct cb_snapshot_header, hash), before, sizeof before) == 0,
          "the session changed");
     return 0;
@@ -162,13 +179,14 @@ int main(int argc, char **argv)
             return 2;
         }
     }
-    start();
+    start_all();
     for (n = 0; n < mutations; n++) {
-        size_t size = next(8) ? good_bytes : (size_t)next(good_bytes) + 1;
+        const struct subject *s = &subjects[n % MODELS];
+        size_t size = next(8) ? s->good_bytes : (size_t)next(s->good_bytes) + 1;
         uint64_t edits;
 
-        copy[0] = '#';
-        memcpy(copy + 1, good, size);
+        copy[0] = (uint8_t)sealed[n % MODELS];
+        memcpy(copy + 1, s->good, size);
         for (edits = next(3); edits > 0; edits--)
             edit(copy + 1, size);
         if (next(4) == 0)
@@ -176,8 +194,10 @@ int main(int argc, char **argv)
         else
             (void)LLVMFuzzerTestOneInput(copy, size + 1);
     }
-    colibri_session_free(session);
-    colibri_model_close(model);
+    for (i = 0; i < MODELS; i++) {
+        colibri_session_free(subjects[i].session);
+        colibri_model_close(subjects[i].model);
+    }
     printf("fuzz_snapshot: %lu inputs\n", n);
     return 0;
 }

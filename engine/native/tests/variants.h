@@ -100,6 +100,32 @@ static inline void vary_switch(struct build_recipe *r)
     r->layers[3].layer.norm_places = CB_NORM_AT_PRE_FFN;
 }
 
+/* Latent attention, a short convolution, sinks with a window; experts in groups, of which two are chosen. */
+static inline void vary_mixers(struct build_recipe *r)
+{
+    uint32_t i;
+
+    r->model.layers = 4;
+    r->rope_style = CB_ROPE_INTERLEAVED;
+    r->layers[0].layer.mixer_kind = CB_MIXER_MLA;
+    r->layers[1].layer.mixer_kind = CB_MIXER_SHORT_CONV;
+    r->layers[2].attention.sinks = 1;
+    r->layers[2].attention.window_tokens = 7;
+    r->layers[3].layer.mixer_kind = CB_MIXER_MLA;
+    r->layers[3].mla.q_rank = 0;
+    r->layers[3].mla.rope_table = CB_NONE_INDEX;
+    r->layers[3].mla.window_tokens = 5;
+    for (i = 0; i < 4; i++) {
+        r->layers[i].moe.experts = 8;
+        r->layers[i].moe.top_k = 3;
+        r->layers[i].moe.groups = 4;
+        r->layers[i].moe.groups_chosen = 2;
+        r->layers[i].moe.group_score = i % 2 ? CB_GROUP_SCORE_MAX : CB_GROUP_SCORE_TOP2_SUM;
+        r->layers[i].moe.router_score = CB_SCORE_SIGMOID;
+        r->layers[i].moe.selection_bias = 1;
+    }
+}
+
 static const struct variant {
     const char *name;
     void (*vary)(struct build_recipe *recipe);
@@ -111,6 +137,7 @@ static const struct variant {
     {"small-thinker", vary_small_thinker},
     {"sigmoid", vary_sigmoid},
     {"switch", vary_switch},
+    {"mixers", vary_mixers},
 };
 #define VARIANTS (sizeof variants / sizeof variants[0])
 
