@@ -9,6 +9,7 @@ buffers of bounded size; nothing is mapped, so a file that shrinks is an error a
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -28,6 +29,7 @@ STORED = {
     "F32": ("f4", 4),
     "F16": ("f2", 2),
     "BF16": ("u2", 2),
+    "F8_E4M3": ("u1", 1),
     "I64": ("i8", 8),
     "I32": ("i4", 4),
     "I16": ("i2", 2),
@@ -38,6 +40,16 @@ STORED = {
 _MAX_INTEGER = 1 << 24  # every integer up to here is an f32
 _GATHER_BYTES = 1 << 20  # span of a strided read
 _STRIP_ELEMENTS = 1 << 20  # of a matrix that is read by columns
+
+
+def _e4m3(code: int) -> float:
+    """Value of the bits of F8_E4M3, which has no infinities: 0x7f and 0xff are no number."""
+    exponent, fraction = code >> 3 & 15, (code & 7) / 8
+    size = math.nan if code & 127 == 127 else 2.0 ** (max(exponent, 1) - 7) * (fraction + (exponent > 0))
+    return -size if code & 128 else size
+
+
+_E4M3: F32 = np.array([_e4m3(code) for code in range(256)], dtype=np.float32)
 
 
 class Source(Protocol):
@@ -119,6 +131,9 @@ def as_f32(data: bytes | bytearray, dtype: str, what: str, byte_order: str = "<"
     stored: Any = np.frombuffer(data, dtype=byte_order + kind)
     if dtype == "BF16":
         return from_bf16_bits(stored.astype(np.uint16, copy=False))
+    if dtype == "F8_E4M3":
+        small: F32 = _E4M3[stored]
+        return small
     with np.errstate(over="ignore"):  # f64 beyond f32 becomes infinite, which the quantiser refuses by its place
         values: F32 = stored.astype(np.float32)
     if dtype == "BOOL" and stored.max(initial=0) > 1:

@@ -32,6 +32,7 @@ from colibri.families import (
 )
 from colibri.files import inside, load_json, refuse_output
 from colibri.format import tensor_groups
+from colibri.fp8 import Fp8, block_sizes
 from colibri.gguf_model import gguf_names, gguf_shape, unpermuted
 from colibri.gguf_reader import Gguf
 from colibri.job import Job, Precision, Report, RowSource, run_job
@@ -276,8 +277,9 @@ def huggingface_job(
         ignored = []
     if records.model.tied_head and "head" in names:
         ignored.append(names["head"])  # some writers store the tied matrix twice
-    packed = Mxfp4(source)
-    tensors = Renamed(packed if packed.present else source, family.get("renamed", []))
+    packed: tuple[Mxfp4 | Fp8, ...] = (Mxfp4(source), Fp8(source, block_sizes(config)))
+    plain = next((found for found in packed if found.present), source)
+    tensors = Renamed(plain, family.get("renamed", []))
     check_names(tensors, expected, ignored)
     section = None
     read = ["config.json", f"{source.single}.index.json", *(path.name for path in source.files())]

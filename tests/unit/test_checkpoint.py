@@ -151,7 +151,7 @@ BAD_HEADERS: dict[str, tuple[Code, Any, bytes, int | None, str]] = {
         Code.TENSOR, {"x": entry("F32", [1 << 62, 1 << 62], 0, 0)}, b"", None, "its shape",
     ),
     "dtype that no reader knows": (
-        Code.UNSUPPORTED, {"x": entry("F8_E4M3", [4], 0, 4)}, bytes(4), None, "tensor x is F8_E4M3, supported: F64, F3",
+        Code.UNSUPPORTED, {"x": entry("F8_E5M2", [4], 0, 4)}, bytes(4), None, "tensor x is F8_E5M2, supported: F64, F3",
     ),
     "a name that a terminal would obey": (
         Code.TENSOR, {"\x1b[2J": 1}, b"", None, r"malformed entry of tensor \\x1b\[2J",
