@@ -174,7 +174,8 @@ def _scaling(
     if kind == "linear":
         return Scaling(kind, factor)
     name = "original_max_position_embeddings"
-    trained = _number(key, table, name, config.get(name, context_tokens), 1, MAX_CONTEXT_TOKENS)
+    said = config if config.get(name) is not None else table  # as in transformers: beside the table it counts first
+    trained = _number(key, {name: said.get(name, context_tokens)}, name, None, 1, MAX_CONTEXT_TOKENS)
     if kind == "llama3":
         low = _number(key, table, "low_freq_factor", None, 1e-6, MAX_FACTOR)
         high = _number(key, table, "high_freq_factor", None, 1e-6, MAX_FACTOR)

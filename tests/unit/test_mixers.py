@@ -108,6 +108,13 @@ def test_gpt_oss_without_a_table_of_rope_has_that_of_its_family() -> None:
     assert plain.ropes[0].attention_factor == 1.0
 
 
+def test_the_trained_context_beside_the_table_counts_before_that_in_it() -> None:
+    beside = records("gpt_oss", GPT_OSS, original_max_position_embeddings=8192)
+    table = {**GPT_OSS["rope_scaling"], "original_max_position_embeddings": 8192}
+    within = records("gpt_oss", GPT_OSS, rope_scaling=table)
+    assert beside.ropes == within.ropes != records("gpt_oss", GPT_OSS).ropes
+
+
 def test_lfm2_has_convolutions_where_its_layers_say_so_and_leading_dense_layers() -> None:
     found = records("lfm2_moe", LFM2)
     kinds = [ShortConvBlock, ShortConvBlock, AttentionBlock, ShortConvBlock]
