@@ -63,7 +63,7 @@ SEEDS: dict[str, Callable[[], Sequence[bytes]]] = {
     "golden": lambda: [GOLDEN],
     "model": models,
     "request": lambda: REQUESTS,
-    "snapshot": lambda: [b"#", b"$", bytes(256)],
+    "snapshot": lambda: [b"#", b"$", b"%\0", b"%\1" + bytes(12), bytes(256)],
     "tokenizer": tokenizer_inputs,
 }
 

@@ -4,8 +4,9 @@
  * session as it was, or give a session that computes.
  *
  * An input is the bytes of a snapshot; when its first byte is '#', the rest is one whose hash is to
- * be made right; '$' says the same of a model with latent attention, convolutions and sinks. With
- * libFuzzer:
+ * be made right; '$' says the same of a model with latent attention, convolutions and sinks. Behind
+ * '%' and a byte for the model stand words for a good snapshot: a place (u16), a value (u32), and so
+ * on; a fuzzer that finds its own inputs gets behind the head with them. With libFuzzer:
  *     clang -fsanitize=fuzzer,address,undefined -DCOLIBRI_LIBFUZZER fuzz_snapshot.c ...
  * Without: the program runs over seeded mutations of a good snapshot, which it makes itself:
  *     fuzz_snapshot [--mutations N] [--seed S]
@@ -94,6 +95,20 @@ static void check_restored(colibri_session *session)
     need(code == 0 || code == COLIBRI_ERR_NON_FINITE || code == COLIBRI_ERR_CONTEXT_FULL, "append");
 }
 
+/* A good snapshot with words changed, and the right hash: its size. */
+static size_t patched(const struct subject *s, const uint8_t *words, size_t size, uint8_t *out)
+{
+    memcpy(out, s->good, s->good_bytes);
+    for (; size >= 6; words += 6, size -= 6) {
+        size_t at = 4 * ((size_t)words[0] | (size_t)words[1] << 8);
+
+        if (at + 4 <= s->good_bytes)
+            memcpy(out + at, words + 2, 4);
+    }
+    seal(out, s->good_bytes);
+    return s->good_bytes;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static uint8_t input[MAX_BYTES], before[32], after[MAX_BYTES];
@@ -110,6 +125,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         seal(input, size - 1);
         data = input;
         size--;
+    } else if (size > 1 && data[0] == '%') {
+        s = &subjects[data[1] % MODELS];
+        size = patched(s, data + 2, size - 2, input);
+        data = input;
     }
     need(colibri_session_restore(s->session, s->good, s->good_bytes, NULL) == 0,
          "a good snapshot is refused");
