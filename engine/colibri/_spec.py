@@ -370,6 +370,8 @@ class Pretokenizer(enum.IntEnum):
     LLAMA3 = 3
     QWEN2 = 4
     O200K = 5
+    DEEPSEEK_V2 = 6
+    DEEPSEEK_V3 = 7
 
 
 class Normalizer(enum.IntEnum):
@@ -390,6 +392,9 @@ class CharacterClass(enum.IntEnum):
     MARK = 4
     UPPER = 5
     LOWER = 6
+    PUNCTUATION = 7
+    ASIAN = 8
+    BASIC = 16
 
 
 class TokenizerFlag(enum.IntEnum):

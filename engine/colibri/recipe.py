@@ -21,7 +21,7 @@ import numpy as np
 
 from colibri._families import GGUF
 from colibri._spec import Code, Family, Pretokenizer, Role, Scope
-from colibri._unicode import CLASS_RANGES, UNICODE_VERSION
+from colibri._unicode import UNICODE_VERSION
 from colibri.checkpoint import digest_of
 from colibri.convert import (
     check_names,
@@ -41,6 +41,7 @@ from colibri.noise import coarse_normal, normal, stream_seed
 from colibri.provenance import provenance
 from colibri.records import required_tensors
 from colibri.tokenizer import Merge, TokenizerSpec
+from colibri.tokenizer_patterns import class_ranges
 from colibri.writer import Slot
 
 # What a recipe may hold at its top, and in its [source].
@@ -130,7 +131,7 @@ def byte_tokenizer(specials: list[str], merges: list[str], end: str, user: str, 
         ends=[special_ids[end]],
         chat_prefix=[special_ids[user]],
         chat_suffix=[special_ids[end], special_ids[assistant]],
-        class_ranges=list(CLASS_RANGES),
+        class_ranges=list(class_ranges(Pretokenizer.SMOLLM)),
         unicode_version=UNICODE_VERSION,
     )
 

@@ -4,7 +4,7 @@
 `TokenizerSpec` is the section in memory. Two loaders make one (`from_huggingface`, `from_gguf_metadata`),
 `to_section` and `from_section` are its bytes (docs/format.md, section 6), and `encode` and `decode` run it.
 The encoder here shares nothing with the C one but the section: a regex engine over character classes instead of
-hand-written matchers, a lazy priority queue instead of an indexed heap. Tests compare the two for equality.
+tables of a matcher, a lazy priority queue instead of an indexed heap. Tests compare the two for equality.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,38 +38,120 @@ FLAGS_BUILT: dict[TokenizerKind, list[int]] = {
     ],
 }
 PRETOKENIZERS_BUILT: dict[TokenizerKind, list[Pretokenizer]] = {
-    TokenizerKind.BYTE_BPE: [kind for kind in Pretokenizer if kind != Pretokenizer.O200K],
+    TokenizerKind.BYTE_BPE: list(Pretokenizer),
     TokenizerKind.SENTENCEPIECE_BPE: [Pretokenizer.NONE],
 }
 BLANK = "\u2581".encode()  # how vocabularies of SentencePiece write the space
-CLASSES_BUILT = (CharacterClass.LETTER, CharacterClass.NUMBER, CharacterClass.SPACE)
+_LETTER, _NUMBER, _SPACE = (int(k) for k in (CharacterClass.LETTER, CharacterClass.NUMBER, CharacterClass.SPACE))
+_MARK, _UPPER, _LOWER = (int(k) for k in (CharacterClass.MARK, CharacterClass.UPPER, CharacterClass.LOWER))
+_SIGN, _ASIAN, _BASIC = (int(k) for k in (CharacterClass.PUNCTUATION, CharacterClass.ASIAN, CharacterClass.BASIC))
+_PLAIN = (_LETTER, _NUMBER, _SPACE)
+_ALL_SPACES = (_SPACE, _SPACE + _ASIAN, _SPACE + _ASIAN + _BASIC)
+CLASSES_BUILT: dict[Pretokenizer, tuple[int, ...]] = {
+    **dict.fromkeys(Pretokenizer, _PLAIN),
+    Pretokenizer.O200K: (*_PLAIN, _MARK, _UPPER, _LOWER),
+    Pretokenizer.DEEPSEEK_V2: (
+        _LETTER, _LETTER + _ASIAN, _LETTER + _BASIC, _NUMBER, _NUMBER + _ASIAN, *_ALL_SPACES, _SIGN, _SIGN + _ASIAN,
+        _ASIAN,
+    ),
+    Pretokenizer.DEEPSEEK_V3: (
+        *_PLAIN, _LETTER + _ASIAN, _LETTER + _BASIC, _SIGN, _SIGN + _ASIAN, _SIGN + _BASIC, _ASIAN,
+    ),
+}  # fmt: skip
 
-# A text is turned into one symbol per character before the regex sees it: 'a' any letter, '0' any number, '\t' any
-# space, '.' anything else; characters that a pattern names stand for themselves.
-_NAMED = frozenset("'stremvldSTREMVLD\u017f \r\n")
-_LETTER = "[astremvldSTREMVLD\u017f]"
-_SPACE = "[ \\t\\r\\n]"
-_NO_SPACE = "[^ \\t\\r\\n]"
-_OTHER = "['.]"
-_TAIL = rf"{_SPACE}+(?!{_NO_SPACE})|{_SPACE}+"
-_GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?{_LETTER}+| ?0+| ?{_OTHER}+|{_TAIL}"
+# A text is turned into one symbol per character before the regexes see it: the one of its class, or the character
+# itself where a pattern names it.
+_SYMBOLS = {kind: chr(0x2460 + kind) for kind in range(32)}
+
+
+class _Steps:
+    """A pre-tokenizer over symbols: regexes one after another, each isolates what it matches."""
+
+    def __init__(self, classes: Sequence[int], patterns: Sequence[str], letters: tuple[str, str]) -> None:
+        """patterns: regexes in which {NAME} is a set of symbols; letters: upper and lower ones that they name."""
+        upper, lower = letters
+        self.named = frozenset(upper + lower + " \r\n/" + ("'" if upper else ""))
+        kinds = (int(CharacterClass.OTHER), *classes)
+
+        def of(*wanted: int) -> str:
+            return "".join(_SYMBOLS[kind] for kind in kinds if kind & 7 in wanted)
+
+        def holding(flag: int) -> str:
+            return "".join(_SYMBOLS[kind] for kind in kinds if kind & flag)
+
+        def without(excluded: str) -> str:
+            every = [*(_SYMBOLS[kind] for kind in kinds), *sorted(self.named)]
+            return "".join(symbol for symbol in every if symbol not in excluded)
+
+        newlines, numbers, signs = "\r\n", of(_NUMBER), of(_SIGN) + "/"
+        spaces, every_letter = of(_SPACE) + " " + newlines, of(_LETTER, _UPPER, _LOWER) + upper + lower
+        self.sets = {
+            "space": spaces,
+            "letter": every_letter,
+            "number": numbers,
+            "other": without(spaces + every_letter + numbers),
+            "lead": without(newlines + every_letter + numbers),
+            "big": of(_UPPER, _LETTER, _MARK) + upper,
+            "small": of(_LOWER, _LETTER, _MARK) + lower,
+            "sign": signs,
+            "sign_or_basic": signs + holding(_BASIC),
+            "asian": holding(_ASIAN),
+            "ascii_sign": _SYMBOLS[_SIGN + _BASIC] + "/",
+            "ascii_letter": _SYMBOLS[_LETTER + _BASIC],
+            "v3_lead": without(newlines + every_letter + signs),
+        }
+        self.regexes = [re.compile(re.sub(r"\{([a-z]\w+)\}", self._set, pattern)) for pattern in patterns]
+
+    def _set(self, name: re.Match[str]) -> str:
+        return f"[{re.escape(self.sets[name[1]])}]"
+
+    def split(self, symbols: str) -> list[tuple[int, int]]:
+        """First and last place of each piece."""
+        spans = [(0, len(symbols))]
+        for regex in self.regexes:
+            spans = [(a + c, a + d) for a, b in spans for c, d in self._isolated(regex, symbols[a:b])]
+        return [(a, b) for a, b in spans if a < b]
+
+    def _isolated(self, regex: re.Pattern[str], symbols: str) -> Iterator[tuple[int, int]]:
+        at = 0
+        for match in regex.finditer(symbols):
+            yield at, match.start()
+            yield match.span()
+            at = match.end()
+        yield at, len(symbols)
+
+
+_TAIL = r"{space}+(?={space}|\Z)|{space}+"
+_LINES = r"{space}*[\r\n]+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?{letter}+| ?{number}+| ?{other}+|" + _TAIL
 # Ignoring case, 's' is also U+017F, the long s.
 _FOLDED = "'(?:[sS\u017f]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
+_MODERN = rf"{_FOLDED}|{{lead}}?{{letter}}+|%s| ?{{other}}+[\r\n]*|{_LINES}|{_TAIL}"
+_CASED = rf"{{lead}}?{{big}}*{{small}}+(?:{_FOLDED})?|{{lead}}?{{big}}+{{small}}*(?:{_FOLDED})?"
+_V3 = r"{ascii_sign}{ascii_letter}+|{v3_lead}?{letter}+| ?{sign}+[\r\n]*"
+_PATTERNS: dict[Pretokenizer, tuple[str, ...]] = {
+    Pretokenizer.NONE: (),
+    Pretokenizer.GPT2: (_GPT2,),
+    Pretokenizer.SMOLLM: ("{number}", _GPT2),
+    Pretokenizer.LLAMA3: (_MODERN % "{number}{1,3}",),
+    Pretokenizer.QWEN2: (_MODERN % "{number}",),
+    Pretokenizer.O200K: (rf"{_CASED}|{{number}}{{1,3}}| ?{{other}}+[\r\n/]*|{_LINES}|{_TAIL}",),
+    Pretokenizer.DEEPSEEK_V2: (
+        r"[\r\n]", "{space}?{letter}+", "{space}?{sign_or_basic}+",
+        r"(?<!{space}){space}+\Z",  # only where a run begins can one begin that reaches the end
+        "{asian}+", "{number}",
+    ),
+    Pretokenizer.DEEPSEEK_V3: ("{number}{1,3}", "{asian}+", f"{_V3}|{_LINES}|{_TAIL}"),
+}  # fmt: skip
+_CONTRACTED = ("STREMVLD", "stremvld\u017f")
+_NOT_CONTRACTED = (Pretokenizer.DEEPSEEK_V2, Pretokenizer.DEEPSEEK_V3)
 
 
-def _modern(numbers: str) -> str:
-    return rf"{_FOLDED}|['. \t]?{_LETTER}+|{numbers}| ?{_OTHER}+[\r\n]*|{_SPACE}*[\r\n]+|{_TAIL}"
+@cache
+def _steps(kind: Pretokenizer) -> _Steps:
+    letters = ("", "") if kind in _NOT_CONTRACTED else _CONTRACTED
+    return _Steps(CLASSES_BUILT[kind], _PATTERNS[kind], letters)
 
-
-_WHOLE = re.compile("(?s:.+)")
-_ALONE = re.compile("0|[^0]+")
-_PATTERNS = {
-    Pretokenizer.NONE: _WHOLE,
-    Pretokenizer.GPT2: re.compile(_GPT2),
-    Pretokenizer.SMOLLM: re.compile(_GPT2),
-    Pretokenizer.LLAMA3: re.compile(_modern("0{1,3}")),
-    Pretokenizer.QWEN2: re.compile(_modern("0")),
-}
 
 Merge = tuple[int, int, int, int]
 """Left id, right id, rank (lower merges first), id of the merged token."""
@@ -316,14 +398,8 @@ class TokenizerSpec:
     def split(self, data: bytes) -> list[bytes]:
         """The pre-tokens of a text; an invalid byte is one character of class other."""
         text = data.decode("utf-8", "surrogateescape")
-        symbols = "".join(map(self._symbol, text))
-        pattern = _PATTERNS[self.pretokenizer]
-        chunks = (_ALONE if self.pretokenizer == Pretokenizer.SMOLLM else _WHOLE).finditer(symbols)
-        spans = [
-            (chunk.start() + m.start(), chunk.start() + m.end())
-            for chunk in chunks
-            for m in pattern.finditer(chunk.group())
-        ]
+        steps = _steps(self.pretokenizer)
+        spans = steps.split("".join(map(self._symbol, text)))
         return [text[a:b].encode("utf-8", "surrogateescape") for a, b in spans]
 
     def _symbol(self, char: str) -> str:
@@ -332,7 +408,7 @@ class TokenizerSpec:
             code = ord(char)
             i = bisect_right(self._range_starts, code) - 1
             kind = self.class_ranges[i][2] if i >= 0 and code <= self.class_ranges[i][1] else 0
-            known = ".a0\t"[kind] if char not in _NAMED else char
+            known = char if char in _steps(self.pretokenizer).named else _SYMBOLS[kind]
             self._symbols[char] = known
         return known
 
@@ -448,7 +524,7 @@ class _Reader:
         if head.flags & TokenizerFlag.ADD_BOS and bos is None:
             _malformed("flag add_bos is set and there is no bos_id: give one or clear the flag")
         self._byte_tokens(head, tokens, set(specials))
-        ranges = self._classes(head.class_ranges)
+        ranges = self._classes(head.class_ranges, Pretokenizer(head.pretokenizer))
         prefix, suffix = (self._ids(n, head.tokens, name) for n, name in
                           ((head.chat_prefix, "chat prefix"), (head.chat_suffix, "chat suffix")))
         spec = TokenizerSpec(
@@ -572,13 +648,13 @@ class _Reader:
             _malformed(f"{name} id {value} is out of range: the tokenizer has {tokens} tokens")
         return value
 
-    def _classes(self, count: int) -> list[tuple[int, int, int]]:
+    def _classes(self, count: int, pretokenizer: Pretokenizer) -> list[tuple[int, int, int]]:
         words = self._words(2 * count)
         rows: list[tuple[int, int, int]] = []
         for i in range(count):
             first, kind, last = words[2 * i] & 0xFFFFFF, words[2 * i] >> 24, words[2 * i + 1]
-            if kind not in CLASSES_BUILT:
-                _malformed(f"class range {i} has class {kind}; letter, number and space are supported")
+            if kind not in CLASSES_BUILT[pretokenizer]:
+                _malformed(f"class range {i} has class {kind}, which its pre-tokenizer lacks")
             if first > last or last > _spec.MAX_CODE_POINT:
                 _malformed(f"class range {i} is U+{first:04X}..U+{last:04X}, not a range of code points")
             if rows and first <= rows[-1][1]:

@@ -19,27 +19,27 @@ from typing import Any, NoReturn
 
 from colibri import tokenizer_sentencepiece as sentencepiece
 from colibri._spec import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, Code, Pretokenizer, TokenizerFlag
-from colibri._unicode import CLASS_RANGES, UNICODE_VERSION
+from colibri._unicode import UNICODE_VERSION
 from colibri.errors import ColibriError, MissingPackage
 from colibri.files import load_json, read_regular
 from colibri.tokenizer import Merge, TokenizerSpec
+from colibri.tokenizer_patterns import GPT2, NUMBER, class_ranges, known
 from colibri.tokenizer_sentencepiece import Spacing, is_marker, members
 
 MARKER = "ColibriUserTextMarker"
 
-_SUPPORTED = "byte-level BPE with the pre-tokenizers gpt2, smollm, llama3, qwen2, and BPE with byte_fallback"
-_TAIL = r"\s+(?!\S)|\s+"
-_MODERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|" + _TAIL
-REGEXES = {
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|" + _TAIL: Pretokenizer.GPT2,
-    _MODERN % r"\p{N}{1,3}": Pretokenizer.LLAMA3,
-    _MODERN % r"\p{N}": Pretokenizer.QWEN2,
-}
+_SUPPORTED = (
+    "byte-level BPE with the pre-tokenizers gpt2, smollm, llama3, qwen2, o200k, deepseek_v2, deepseek_v3, and BPE with "
+    "byte_fallback"
+)
 GGUF_PRETOKENIZERS = {
     **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt"), Pretokenizer.GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), Pretokenizer.SMOLLM),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2"), Pretokenizer.LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), Pretokenizer.QWEN2),
+    "gpt-4o": Pretokenizer.O200K,
+    "deepseek-llm": Pretokenizer.DEEPSEEK_V2,
+    "deepseek-v3": Pretokenizer.DEEPSEEK_V3,
 }
 # token_type of GGUF
 _NORMAL, _USER_DEFINED, _BYTE = sentencepiece.NORMAL, sentencepiece.USER_DEFINED, sentencepiece.BYTE
@@ -250,15 +250,15 @@ def _gguf_byte_level(take: Callable[..., Any], names: list[str], types: list[int
             specials.append(i)
         tokens.append(_token_bytes(name, i) if kind == _NORMAL else name.encode())
     pretokenizer = GGUF_PRETOKENIZERS[pre]
-    llama3 = pretokenizer == Pretokenizer.LLAMA3
+    whole = pretokenizer in (Pretokenizer.LLAMA3, Pretokenizer.O200K)  # what their tokenizer.json says
     return TokenizerSpec(
         tokens=tokens,
         merges=_merge_rows((merge.split(" ", 1) for merge in merges), {name: i for i, name in enumerate(names)}),
         pretokenizer=pretokenizer,
-        flags=int(TokenizerFlag.IGNORE_MERGES) * llama3,
+        flags=int(TokenizerFlag.IGNORE_MERGES) * whole,
         specials=specials,
         literals=sorted(literals, key=lambda i: tokens[i]),
-        class_ranges=list(CLASS_RANGES),
+        class_ranges=list(class_ranges(pretokenizer)),
         unicode_version=UNICODE_VERSION,
     )
 
@@ -279,6 +279,19 @@ def _flag(node: Mapping[str, Any], key: str, default: bool) -> bool:
     return default if value is None else value
 
 
+def _step(part: Mapping[str, Any]) -> str | None:
+    """The pattern that a pre-tokenizer in front of ByteLevel isolates; None when it does something else."""
+    if part.get("type") == "Digits":
+        return NUMBER if part.get("individual_digits") else None
+    regex = part.get("pattern", {}).get("Regex") if part.get("type") == "Split" else None
+    if not isinstance(regex, str):
+        return None
+    kept = (part.get("behavior"), part.get("invert") or False)
+    # A pattern that is a pre-tokenizer alone leaves nothing over that could be removed.
+    isolates = kept == ("Isolated", False) or (kept == ("Removed", True) and known([regex]) is not None)
+    return regex if isolates else None
+
+
 def _pretokenizer(node: dict[str, Any] | None) -> Pretokenizer:
     parts = members(node, "pretokenizers")
     kinds = [part.get("type") for part in parts]
@@ -287,18 +300,17 @@ def _pretokenizer(node: dict[str, Any] | None) -> Pretokenizer:
     last = parts[-1]
     if last.get("add_prefix_space"):
         _refuse("the ByteLevel pre-tokenizer adds a space in front (add_prefix_space)")
-    own_regex = _flag(last, "use_regex", True)
-    if kinds == ["ByteLevel"]:
-        return Pretokenizer.GPT2 if own_regex else Pretokenizer.NONE
-    if kinds == ["Digits", "ByteLevel"] and parts[0].get("individual_digits") and own_regex:
-        return Pretokenizer.SMOLLM
-    if kinds == ["Split", "ByteLevel"] and not own_regex:
-        split = parts[0]
-        regex = split.get("pattern", {}).get("Regex")
-        if regex in REGEXES and split.get("behavior") == "Isolated" and not split.get("invert"):
-            return REGEXES[regex]
-        _refuse(f"tokenizer.json splits with the pattern {regex!r} ({split.get('behavior')})")
-    _refuse(f"tokenizer.json has the pre-tokenizers {kinds} with options that are not known: {parts}")
+    steps = [_step(part) for part in parts[:-1]]
+    if _flag(last, "use_regex", True):
+        steps.append(GPT2)
+    patterns = [step for step in steps if step is not None]
+    found = known(patterns) if len(patterns) == len(steps) else None
+    if found is None:
+        if kinds == ["Split", "ByteLevel"]:
+            regex = parts[0].get("pattern", {}).get("Regex")
+            _refuse(f"tokenizer.json splits with the pattern {regex!r} ({parts[0].get('behavior')})")
+        _refuse(f"tokenizer.json has the pre-tokenizers {kinds} with patterns or options that are not known: {parts}")
+    return found
 
 
 def _adds_bos(node: dict[str, Any] | None, added: Mapping[str, int]) -> int | None:
@@ -464,15 +476,16 @@ def _from_tokenizer_json(
     else:
         raw = set(added.values())  # their texts are not in the GPT-2 alphabet
         tokens = [name.encode() if i in raw or not name else _token_bytes(name, i) for i, name in enumerate(texts)]
+        pretokenizer = _pretokenizer(data.get("pre_tokenizer"))
         spec = TokenizerSpec(
             tokens=tokens,
             merges=_merge_rows(pairs, vocabulary),
-            pretokenizer=_pretokenizer(data.get("pre_tokenizer")),
+            pretokenizer=pretokenizer,
             flags=int(TokenizerFlag.IGNORE_MERGES) * _flag(model, "ignore_merges", False),
             specials=sorted(raw - set(literals)),
             literals=sorted(literals, key=lambda i: tokens[i]),
             unk_id=unk,
-            class_ranges=list(CLASS_RANGES),
+            class_ranges=list(class_ranges(pretokenizer)),
             unicode_version=UNICODE_VERSION,
         )
     spec.bos_id = _adds_bos(data.get("post_processor"), every)

@@ -4,7 +4,7 @@
     python3.11 engine/spec/generate_unicode.py           # write the file
     python3.11 engine/spec/generate_unicode.py --check   # exit 1 when the committed file differs
 
-The table travels in every model file, so it must not depend on the interpreter that converts: it is made
+What a pre-tokenizer needs of the table travels in its model file, so it must not depend on the interpreter that converts: it is made
 once from one Unicode version and committed. Only an interpreter with that version may make it.
 """
 
@@ -17,21 +17,20 @@ from pathlib import Path
 
 ENGINE = Path(__file__).resolve().parent.parent
 UNICODE = "14.0.0"  # of Python 3.11, the oldest interpreter the project runs on
-LETTER, NUMBER, SPACE = 1, 2, 3  # character_classes of format.toml
+# character_classes of format.toml
+LETTER, NUMBER, SPACE, MARK, UPPER, LOWER, PUNCTUATION = 1, 2, 3, 4, 5, 6, 7
+CASES = {"Lu": UPPER, "Lt": UPPER, "Ll": LOWER}
+CLASSES = {"L": LETTER, "N": NUMBER, "Z": SPACE, "M": MARK, "P": PUNCTUATION, "S": PUNCTUATION}
 ROWS_PER_LINE = 4
 
 
 def class_of(code: int) -> int:
-    """Class of one code point: L*, N*, White_Space, or 0."""
-    category = unicodedata.category(chr(code))
-    if category[0] == "L":
-        return LETTER
-    if category[0] == "N":
-        return NUMBER
+    """Class of one code point, or 0."""
     # The White_Space property is not in unicodedata; it is exactly Z* and these controls.
-    if category[0] == "Z" or code in (0x09, 0x0A, 0x0B, 0x0C, 0x0D, 0x85):
+    if code in (0x09, 0x0A, 0x0B, 0x0C, 0x0D, 0x85):
         return SPACE
-    return 0
+    category = unicodedata.category(chr(code))
+    return CASES.get(category, CLASSES.get(category[0], 0))
 
 
 def ranges() -> list[tuple[int, int, int]]:
@@ -59,8 +58,9 @@ def module() -> str:
         "",
         f"UNICODE_VERSION = 0x{major << 16 | minor << 8 | patch:06x}",
         "",
-        "# first code point, last code point, class: 1 letter (L*), 2 number (N*), 3 space (White_Space)",
-        "CLASS_RANGES: tuple[tuple[int, int, int], ...] = (",
+        "# first code point, last code point, class: 1 letter without case (Lm, Lo), 2 number (N*), 3 space (White_Space),",
+        "# 4 mark (M*), 5 upper (Lu, Lt), 6 lower (Ll), 7 punctuation (P*, S*)",
+        "CATEGORY_RANGES: tuple[tuple[int, int, int], ...] = (",
     ]
     lines += [
         "    " + ", ".join(rows[i : i + ROWS_PER_LINE]) + ","

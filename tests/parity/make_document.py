@@ -40,7 +40,7 @@ Known and refused by name (a conversion says what the router is and which famili
 ## Tokenizers
 | kind | from | compared with |
 |---|---|---|
-| byte-level BPE; pre-tokenizers gpt2, smollm, llama3, qwen2 | tokenizer.json; GGUF `gpt2` | `tokenizers` |
+| byte-level BPE (pre-tokenizers below) | tokenizer.json; GGUF `gpt2` | `tokenizers` |
 | BPE of characters with byte_fallback (Mixtral, LLaMA-MoE) | tokenizer.json | `tokenizers`; chats with `transformers` |
 | the same by scores | SentencePiece file of type BPE; GGUF `llama` | `sentencepiece`; GGUF with the file |
 
@@ -49,8 +49,9 @@ characters, a word of 100,000 characters and an empty text, with vocabularies tr
 (tests/parity/test_tokenizer_corpus.py; published ones are not to be had there, but for SmolLM2's). Texts that are not
 UTF-8, which the peers do not take, are compared between our two tokenizers. Refused by name: Unigram, WordPiece, NFKC,
 and NFC unless --drop-nfc is given; docs/convert.md has the whole list, and what holds for chat templates.
-The pre-tokenizers of gpt-oss (o200k) and DeepSeek (several patterns, one after another) are not built in: with
---no-tokenizer these models take and give ids.
+Pre-tokenizers: gpt2, smollm, llama3 (LFM2-MoE has it too), qwen2, o200k (gpt-oss), deepseek_v2 (V2, V2-Lite, Coder V2;
+llama.cpp's name is deepseek-llm), deepseek_v3 (V3, R1); that of the first DeepSeek-Coder is refused. The patterns are
+the published ones, character by character: a test has their digests.
 
 ## What was measured
 Each row is a checkpoint with random weights, written by the family's own code ({oracles}), converted, and run over

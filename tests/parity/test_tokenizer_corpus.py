@@ -19,8 +19,7 @@ import pytest
 from colibri._spec import Pretokenizer, TokenizerKind
 from colibri.errors import ColibriError
 from colibri.tokenizer import TokenizerSpec
-from colibri.tokenizer_import import REGEXES
-from test_tokenizer_parity import peer_pretokenizer
+from test_tokenizer_parity import KINDS, peer_pretokenizer
 from tokenizer_corpus import HARD, INVALID, LANGUAGES, LONG, mixed, texts
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
@@ -55,7 +54,7 @@ def compare(spec: TokenizerSpec, expected: Callable[[str], list[int]], folder: P
 # ---- byte-level BPE -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [*REGEXES.values(), Pretokenizer.SMOLLM])
+@pytest.mark.parametrize("kind", KINDS)
 def test_byte_level_tokenizers_give_the_ids_of_the_library(kind: Pretokenizer, tmp_path: Path) -> None:
     peer = Tokenizer(models.BPE())
     peer.pre_tokenizer = peer_pretokenizer(kind)

@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 from colibri._spec import CharacterClass, Pretokenizer
-from colibri._unicode import CLASS_RANGES
+from colibri._unicode import CATEGORY_RANGES
 from colibri.gguf_reader import Gguf
 from colibri.tokenizer import TokenizerSpec
-from colibri.tokenizer_import import REGEXES
+from colibri.tokenizer_patterns import NUMBER, PATTERNS
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 from native_cases import assert_agrees
 
-SPLIT = {kind: pattern for pattern, kind in REGEXES.items()}
+KINDS = [kind for kind in Pretokenizer if kind != Pretokenizer.NONE]
 CORPUS = [
     "The quick brown fox doesn't jump over the lazy dogs; they'll've jumped 345678 times in 2024.",
     "IT'S WE'LL YOU'RE 'tis 'Twas rock'n'roll I'd I'm could've",
@@ -40,6 +40,9 @@ CORPUS = [
     "👩\u200d👩\u200d👧 🐦🐦🐦 👍🏽 ❤\ufe0f ½ ² Ⅷ ㊿ x\u00a0y\u3000z\u2003 \u0085 ... !!! --- <s> </s> <|im_start|>",
     "   leading and trailing   ", "\n\n \n\t\n", "a" * 50, "ab" * 40, "0123456789" * 3,
 ]  # fmt: skip
+# A character of each class that the patterns tell apart: title case, letters without case, modifiers, marks, Chinese,
+# Japanese, Korean, full width, signs of several kinds, numbers of other scripts, characters without a class.
+SEPARATING = "/ÉǅªʰᴀΩԱა\u0300\u0947あ゛ー・\u3099가ㄱＡａ！１‘、\u3000\u2003०Ⅷ②$+€©~_\u200d\u00ad\x01\u2028𐐀𞤀"
 SPACES = [" ", " ", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", " \n ", "\x0b", "\x85"]
 
 
@@ -72,6 +75,7 @@ def random_texts(seed: int, count: int) -> list[str]:
                         "".join(rng.choices(basic, k=rng.randrange(1, 4))),
                         rng.choice(known),
                         rng.choice("'.,!?-(){}"),
+                        "".join(rng.choices(SEPARATING, k=rng.randrange(1, 6))),
                         "'" + rng.choice(["s", "S", "ll", "Ll", "re", "d", "ſ", "x"]),
                     ]
                 )
@@ -82,13 +86,20 @@ def random_texts(seed: int, count: int) -> list[str]:
 
 def peer_pretokenizer(kind: Pretokenizer) -> Any:
     """The pre-tokenizer as checkpoints write it."""
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     if kind == Pretokenizer.GPT2:
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
     if kind == Pretokenizer.SMOLLM:
         digits = pre_tokenizers.Digits(individual_digits=True)
         return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT[kind]), "isolated"), level])
+    # those of DeepSeek have line breaks as such in their brackets
+    raw = kind in (Pretokenizer.DEEPSEEK_V2, Pretokenizer.DEEPSEEK_V3)
+    steps = [
+        pre_tokenizers.Digits(individual_digits=True)
+        if pattern == NUMBER
+        else pre_tokenizers.Split(Regex(pattern.replace(r"\r\n", "\r\n") if raw else pattern), "isolated")
+        for pattern in PATTERNS[kind]
+    ]
+    return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def trained(kind: Pretokenizer, alphabet: bool = True) -> Tokenizer:
@@ -136,10 +147,18 @@ def classes_of_the_library(pattern: str) -> set[int]:
 
 @pytest.mark.parametrize(
     ("pattern", "kind"),
-    [(r"\p{L}", CharacterClass.LETTER), (r"\p{N}", CharacterClass.NUMBER), (r"\s", CharacterClass.SPACE)],
+    [
+        (r"[\p{Lm}\p{Lo}]", CharacterClass.LETTER),
+        (r"\p{N}", CharacterClass.NUMBER),
+        (r"\s", CharacterClass.SPACE),
+        (r"\p{M}", CharacterClass.MARK),
+        (r"[\p{Lu}\p{Lt}]", CharacterClass.UPPER),
+        (r"\p{Ll}", CharacterClass.LOWER),
+        (r"[\p{P}\p{S}]", CharacterClass.PUNCTUATION),
+    ],
 )
 def test_classes_differ_only_where_unicode_14_has_no_character(pattern: str, kind: CharacterClass) -> None:
-    rows = [range(first, last + 1) for first, last, k in CLASS_RANGES if k == kind]
+    rows = [range(first, last + 1) for first, last, k in CATEGORY_RANGES if k == kind]
     table = {code for row in rows for code in row if not 0xD800 <= code < 0xE000}
     library = classes_of_the_library(pattern)
     assert len(library & table) >= (25 if kind == CharacterClass.SPACE else 1700)
@@ -147,7 +166,7 @@ def test_classes_differ_only_where_unicode_14_has_no_character(pattern: str, kin
     assert {code for code in library - table if assigned(code)} == set()
 
 
-@pytest.mark.parametrize("kind", [*SPLIT, Pretokenizer.SMOLLM])
+@pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_the_library(kind: Pretokenizer, tmp_path: Path) -> None:
     peer = trained(kind)
     spec = ours(peer, tmp_path)
@@ -155,7 +174,7 @@ def test_ids_are_those_of_the_library(kind: Pretokenizer, tmp_path: Path) -> Non
     assert_equal_ids(spec, peer, random_texts(int(kind), 700), tmp_path)
 
 
-@pytest.mark.parametrize("kind", [*SPLIT, Pretokenizer.SMOLLM])
+@pytest.mark.parametrize("kind", KINDS)
 def test_added_tokens_of_ordinary_text_have_the_ids_of_the_library(kind: Pretokenizer, tmp_path: Path) -> None:
     """Runs of spaces, as GPT-NeoX and OLMoE have them, and literals that overlap words and each other."""
     peer = trained(kind)
@@ -170,11 +189,11 @@ def test_added_tokens_of_ordinary_text_have_the_ids_of_the_library(kind: Pretoke
     assert_equal_ids(spec, peer, random_texts(int(kind) + 50, 200) + mixed, tmp_path)
 
 
-@pytest.mark.parametrize("kind", [*SPLIT, Pretokenizer.SMOLLM])
+@pytest.mark.parametrize("kind", KINDS)
 def test_borders_are_those_of_the_library(kind: Pretokenizer, tmp_path: Path) -> None:
     """Merges that cross every border, so that a piece that is split elsewhere has other ids."""
     rng = random.Random(int(kind))
-    symbols = "asSlLvde'1٣½ \n\r\t!-éſ\u00a0\u0301中🐦"
+    symbols = "asSlLvde'1٣½ \n\r\t!-éſ\u00a0\u0301中🐦" + SEPARATING
     texts = ["".join(rng.choices(symbols, k=rng.randrange(1, 120))) for _ in range(900)]
     peer = trained(Pretokenizer.GPT2)
     peer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

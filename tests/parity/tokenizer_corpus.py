@@ -38,9 +38,19 @@ HARD = [
     "[/INST]",
     "   leading and trailing   ", "word\n\n\nword", "a\tb\tc", "0123456789" * 3, "!" * 40,
     "\ud7ff\ue000\ufffd\U0010fffd",
+    "ǅungla ǈ ǋ ªº ʰʷʲ ᴬᴮ CamelCase XMLHttp iOS ÀÉÎõ Արմեն ა Ꭰꭰ 𐐀𐐨 𞤀𞤢 Ŀŀ ﬁﬂ",
+    "a\u0300A\u0300\u0300b \u0300 क\u0947\u094d\u0300 \u20dd\u20e3 \u3099か\u3099゛ー・ヽヾ\u3040x",
+    "中A中B中 東京TOKYO東京 한글ABC한글 あいうAあ ﾊﾟﾋﾟ ＡＢＣａｂｃ１２３！？（）～ 、。〃〄々〆〇",
+    "''s 'S x's X'LL y'\u017f 'd'D're'VE it''s \u2018s\u2019s 中's あ'll e\u0301't",
+    "a/b//c\n/d /\r\n/ !/\n\n/ http://x.y/z?q=1&r=_s #tag @user $x €5 £ ¥ ± × ÷ ≤ ∑ © ® ™ ♥",
+    "\u3000 \u3000a\u3000。\u3000中\u3000\u3000 \u2003\u2018x\u2019\u2003 \u1680a\u1680 a\u3000",
+    "0१2३ ٣٤ 12345 ⅧⅨ ²³ ½¾ ①② ১২৩ 𝟎𝟏 ༠༡ 〇一二三 1a2b3c",
+    "x\x01\x02y \x01 \x01A \u00ad\u200d\u2060x \ue000z \U000e0001q",
     "Hello", "Hello ", " Hello", "hello world", "hello  world", "IT'S WE'LL 'tis rock'n'roll could've '\u017f",
 ]  # fmt: skip
 LONG = ["x" * 100_000, "ab" * 5000, "é" * 5000, "中" * 3000, " " * 3000, "\n" * 3000, "a " * 3000, "\u2581" * 2000]
+LONG += ["A" * 5000, "aA" * 3000, "中A" * 2000, "\u0301" * 3000, "\u3000" * 3000, " \u3000" * 2000, "!a" * 3000]
+LONG += [" " * 3000 + "x", " \n" * 2000 + "x", "1" * 3000, "\x01" * 3000, "\x01 " * 2000, "あ・" * 2000, "/" * 3000]
 INVALID = [
     b"\x80", b"\xff", b"\xc3", b"a\xc3", b"\xc3a", b"\xe4\xb8", b"\xed\xa0\x80", b"\xf0\x9f\x90", b"\xf4\x90\x80\x80",
     b"\xc0\xaf", b"\xe2\x96", b"\xe2\x96\x20", b"ok \xf0\x9f \xe4\xb8\xad \xff end", bytes(range(256)),

@@ -374,6 +374,18 @@ def no_byte_tokens(f: Forge) -> None:
     replace_section(TOKENIZER, lambda _: bytes(data))(f)
 
 
+def characters(f: Forge) -> None:
+    """A tokenizer of characters without the flag that they need."""
+    head("kind", 2)(f)
+    head("pretokenizer", 0)(f)
+
+
+def o200k_with_a_sign(f: Forge) -> None:
+    """A class that only the patterns of DeepSeek know."""
+    head("pretokenizer", 5)(f)
+    token_array("class_ranges", 0, 9 | 7 << 24)(f)
+
+
 def signed_feature(f: Forge) -> None:
     """The feature says that there is no signature."""
     f.u64(24, 2)
@@ -542,12 +554,12 @@ CASES = [
     Case("tokenizer.kind", head("kind", 99)),
     Case("tokenizer.kind-built", head("kind", 3)),
     Case("tokenizer.pretokenizer", head("pretokenizer", 99)),
-    Case("tokenizer.pretokenizer-built", head("pretokenizer", 5)),
+    Case("tokenizer.pretokenizer-built", head("kind", 2)),
     Case("tokenizer.normalizer", head("normalizer", 99)),
     Case("tokenizer.normalizer-built", head("normalizer", 1)),
     Case("tokenizer.flags", head("flags", 1 << 31)),
     Case("tokenizer.flags-built", head("flags", 4)),
-    Case("tokenizer.flags-built,characters", head("kind", 2)),
+    Case("tokenizer.flags-built,characters", characters),
     Case("tokenizer.no-tokens", head("tokens", 0)),
     Case("tokenizer.tokens-limit", head("tokens", 0xFFFFFFF0)),
     Case("tokenizer.vocabulary", head("tokens", V + 1)),
@@ -572,6 +584,9 @@ CASES = [
     Case("tokenizer.add-bos", head("bos_id", spec.NONE_INDEX)),
     Case("tokenizer.byte-tokens", no_byte_tokens),
     Case("tokenizer.class-kind", token_array("class_ranges", 0, 9 | 5 << 24)),
+    Case("tokenizer.class-kind,other", token_array("class_ranges", 0, 9)),
+    Case("tokenizer.class-kind,o200k", o200k_with_a_sign),
+    Case("tokenizer.class-kind,large", token_array("class_ranges", 0, 9 | 35 << 24)),
     Case("tokenizer.class-range", token_array("class_ranges", 7, spec.MAX_CODE_POINT + 1)),
     Case("tokenizer.class-order", token_array("class_ranges", 2, 10 | 3 << 24)),
     Case("tokenizer.chat-prefix", token_array("chat_prefix", 1, 13)),

@@ -7,6 +7,7 @@ The tokenizers here are trained by a few lines in this file, so nothing but the 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import random
 import subprocess
@@ -19,12 +20,13 @@ from typing import Any
 import pytest
 from colibri import tokenizer_import
 from colibri._spec import NONE_INDEX, Code, Pretokenizer, TokenizerFlag
-from colibri._unicode import CLASS_RANGES, UNICODE_VERSION
+from colibri._unicode import UNICODE_VERSION
 from colibri.errors import ColibriError
 from colibri.tokenizer import HEADER, TokenizerSpec
+from colibri.tokenizer_patterns import PATTERNS, class_ranges
 from native_cases import REPOSITORY, assert_agrees, assert_passes, outcome
 
-BUILT = [p for p in Pretokenizer if p != Pretokenizer.O200K]
+BUILT = list(Pretokenizer)
 CORPUS = (
     "The quick brown fox doesn't jump over 12 lazy dogs; they'll've jumped 345678 times.\n\n"
     "\tif (x == 0) {\r\n\t\treturn y;\r\n\t}\n   Where  are   we?  \n"
@@ -35,7 +37,9 @@ POOL = [
     *"abcstremvlxyzSTREMVLD", *"0123456789", *"    ", "\n", "\r\n", "\r", "\t", "'", "'s", "'S", "'re", "'LL", "'ve",
     "'\u017f", "\u017f", *".,;!?-_/<>|()", "\u00a0", "\u2003", "\u3000", "\u0085", "\u2028", "\x1c", "\x00", "\x04",
     "é", "e\u0301", "ß", "İ", "ж", "ы", "中", "文", "の", "ア", "한", "ع", "ر", "\u0660", "٣", "²", "½", "Ⅷ", "०", "๓",
-    "नम", "\u094d", "👍", "👍🏽", "\u200d", "\ufe0f", "🐦", "\U00010400", "\U000e0001", "\ufffd", "\ufeff", "\u0378",
+    "/", "É", "ǅ", "ª", "ʰ", "Ω", "Ա", "あ", "ー", "・", "\u3099", "゛", "\u3040", "ㄱ", "Ａ", "！", "‘", "、", "②",
+    "$", "©", "\u00ad", "\x01", "𞤀", "नम", "\u094d", "👍", "👍🏽", "\u200d", "\ufe0f", "🐦",
+    "\U00010400", "\U000e0001", "\ufffd", "\ufeff", "\u0378",
 ]  # fmt: skip
 INVALID = [b"\x80", b"\xff", b"\xc3", b"\xe4\xb8", b"\xed\xa0\x80", b"\xf0\x9f\x90", b"\xf4\x90\x80\x80", b"\xc0\xaf"]
 
@@ -52,7 +56,7 @@ def train(
         specials=[0, 1],
         ends=[1],
         bos_id=0,
-        class_ranges=list(CLASS_RANGES),
+        class_ranges=list(class_ranges(pretokenizer)),
         unicode_version=UNICODE_VERSION,
     )
     ids = {token: i for i, token in enumerate(spec.tokens)}
@@ -171,7 +175,10 @@ def test_the_c_tokenizer_gives_the_ids_of_the_python_one(pretokenizer: Pretokeni
         shuffled(train(pretokenizer, 200), rng),
         shuffled(train(pretokenizer, 200, int(TokenizerFlag.IGNORE_MERGES)), rng),
         shuffled(train(pretokenizer, 60, corpus=letters(rng, 3000)), rng),
-        dataclasses.replace(train(Pretokenizer.NONE, 500, corpus=touching(rng, 5000)), pretokenizer=pretokenizer),
+        dataclasses.replace(
+            train(Pretokenizer.NONE, 500, corpus=touching(rng, 5000)),
+            pretokenizer=pretokenizer, class_ranges=list(class_ranges(pretokenizer)),
+        ),
     ]
     variants[3].unk_id = 5
     variants += [with_literals(variants[0]), with_literals(variants[4])]
@@ -383,7 +390,7 @@ def test_llama3_of_gguf_takes_whole_words_and_begins_with_bos() -> None:
         ({"model": "t5"}, "GGUF tokenizer model is 't5'; supported: byte-level BPE"),
         ({"model": "llama"}, "not as many tokenizer.ggml.scores"),
         ({"model": "bert"}, "GGUF tokenizer model is 'bert'"),
-        ({"pre": "gpt-4o"}, "GGUF pre-tokenizer is 'gpt-4o'; supported: .*smollm"),
+        ({"pre": "deepseek-coder"}, "GGUF pre-tokenizer is 'deepseek-coder'; supported: .*deepseek-llm.*smollm"),
         ({"pre": None}, "GGUF pre-tokenizer is None"),
         ({"add_space_prefix": True}, "add_space_prefix is set"),
         ({"tokens": None}, "lacks tokenizer.ggml.tokens"),
@@ -496,17 +503,101 @@ def test_bos_comes_from_the_post_processor_and_the_configuration_decides(tmp_pat
     assert TokenizerSpec.from_huggingface(folder).encode("t") == [ord("t")]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"), [(pattern, kind) for pattern, kind in tokenizer_import.REGEXES.items()]
-)
-def test_split_patterns_are_recognised(tmp_path: Path, pattern: str, expected: Pretokenizer) -> None:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    folder = huggingface(tmp_path, pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]})
-    assert TokenizerSpec.from_huggingface(folder).pretokenizer == expected
-
-
 LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+
+
+def steps_of(kind: Pretokenizer, **options: Any) -> dict[str, Any]:
+    """A pre_tokenizer of tokenizer.json: a Split for each pattern, Digits for single numbers."""
+    steps: list[dict[str, Any]] = [
+        {"type": "Digits", "individual_digits": True} if pattern == r"\p{N}" else
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False, **options}
+        for pattern in PATTERNS[kind]
+    ]  # fmt: skip
+    return {"type": "Sequence", "pretokenizers": [*steps, LEVEL]}
+
+
+@pytest.mark.parametrize("kind", BUILT)
+def test_split_patterns_are_recognised(tmp_path: Path, kind: Pretokenizer) -> None:
+    spec = TokenizerSpec.from_huggingface(huggingface(tmp_path, pre_tokenizer=steps_of(kind)))
+    assert spec.pretokenizer == kind
+    assert spec.class_ranges == list(class_ranges(kind))
+
+
+def test_patterns_with_written_out_line_breaks_are_recognised(tmp_path: Path) -> None:
+    node = steps_of(Pretokenizer.DEEPSEEK_V3)
+    for step in node["pretokenizers"][:-1]:
+        step["pattern"]["Regex"] = step["pattern"]["Regex"].replace(r"\r\n", "\r\n")
+    assert "\r\n" in json.dumps(node["pretokenizers"][2]).replace(r"\r\n", "\r\n")
+    spec = TokenizerSpec.from_huggingface(huggingface(tmp_path, pre_tokenizer=node))
+    assert spec.pretokenizer == Pretokenizer.DEEPSEEK_V3
+
+
+def test_removing_what_does_not_match_is_isolating_where_everything_matches(tmp_path: Path) -> None:
+    options = {"behavior": "Removed", "invert": True}
+    for kind in (Pretokenizer.LLAMA3, Pretokenizer.O200K):
+        folder = huggingface(tmp_path, pre_tokenizer=steps_of(kind, **options))
+        assert TokenizerSpec.from_huggingface(folder).pretokenizer == kind
+    with pytest.raises(ColibriError, match="not known"):  # control characters would be lost
+        TokenizerSpec.from_huggingface(
+            huggingface(tmp_path, pre_tokenizer=steps_of(Pretokenizer.DEEPSEEK_V3, **options))
+        )
+
+
+def test_steps_in_another_order_or_number_are_refused(tmp_path: Path) -> None:
+    node = steps_of(Pretokenizer.DEEPSEEK_V2)
+    *steps, level = node["pretokenizers"]
+    for changed in (steps[:-1], steps[::-1], [*steps, steps[-1]]):
+        folder = huggingface(tmp_path, pre_tokenizer={**node, "pretokenizers": [*changed, level]})
+        with pytest.raises(ColibriError, match=r"pre-tokenizers .*'Split', .* not known"):
+            TokenizerSpec.from_huggingface(folder)
+
+
+def test_a_tokenizer_as_lfm2_has_it_is_read(tmp_path: Path) -> None:
+    """Llama 3's pattern, whole words, a BOS of the post-processor, chats in ChatML behind it."""
+    bos = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    processors = [
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True},
+        {"type": "TemplateProcessing", "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}]},
+    ]
+    byte_names = {byte: char for char, byte in tokenizer_import._BYTE_OF.items()}
+    names = [*(byte_names[b] for b in range(256)), "in", "Ġt", "doing"]
+    model = {
+        "type": "BPE", "vocab": {name: i for i, name in enumerate(names)}, "merges": [["i", "n"], ["Ġ", "t"]],
+        "ignore_merges": True, "byte_fallback": False,
+    }  # fmt: skip
+    template = (
+        "{{- bos_token -}}{%- for message in messages -%}{{ '</s>' + message['role'] + '\n' + message['content'] "
+        "+ '<|end|>\n' }}{%- endfor -%}{%- if add_generation_prompt -%}{{ '</s>assistant\n' }}{%- endif -%}"
+    )
+    folder = huggingface(
+        tmp_path, {"bos_token": "<s>", "eos_token": "<|end|>", "chat_template": template}, model=model,
+        post_processor={"type": "Sequence", "processors": processors},
+        pre_tokenizer=steps_of(Pretokenizer.LLAMA3),
+    )  # fmt: skip
+    spec = TokenizerSpec.from_huggingface(folder)
+    assert (spec.pretokenizer, spec.flags) == (Pretokenizer.LLAMA3, TokenizerFlag.ADD_BOS | TokenizerFlag.IGNORE_MERGES)
+    assert [spec.tokens[i] for i in spec.encode("doing t 1234")] == [
+        b"<s>", b"doing", b" t", b" ", b"1", b"2", b"3", b"4",
+    ]  # fmt: skip
+    assert spec.decode(spec.chat_prefix) == b"<s></s>user\n"
+    assert spec.decode(spec.chat_suffix) == b"<|end|>\n</s>assistant\n"
+    assert spec.ends == [262]
+
+
+@pytest.mark.parametrize(
+    ("kind", "digest"),
+    [
+        (Pretokenizer.O200K, "2d1b8dc11e89af71"),
+        (Pretokenizer.DEEPSEEK_V2, "687136ee8f8698b7"),
+        (Pretokenizer.DEEPSEEK_V3, "082e6512781039c9"),
+    ],
+)
+def test_patterns_are_those_of_the_published_tokenizers(kind: Pretokenizer, digest: str) -> None:
+    """Digests of the patterns of published files: a mistyped range would agree with itself everywhere else."""
+    joined = "\n".join(PATTERNS[kind])
+    assert hashlib.sha256(joined.encode()).hexdigest()[:16] == digest
+
+
 ADDED = {"id": 260, "content": "    ", "special": False}
 
 

@@ -343,6 +343,8 @@ enum {
     CB_PRETOKENIZER_LLAMA3 = 3,
     CB_PRETOKENIZER_QWEN2 = 4,
     CB_PRETOKENIZER_O200K = 5,
+    CB_PRETOKENIZER_DEEPSEEK_V2 = 6,
+    CB_PRETOKENIZER_DEEPSEEK_V3 = 7,
 };
 
 /* normalizers */
@@ -361,6 +363,9 @@ enum {
     CB_CLASS_MARK = 4,
     CB_CLASS_UPPER = 5,
     CB_CLASS_LOWER = 6,
+    CB_CLASS_PUNCTUATION = 7,
+    CB_CLASS_ASIAN = 8,
+    CB_CLASS_BASIC = 16,
 };
 
 /* tokenizer_flags */

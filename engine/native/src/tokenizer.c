@@ -59,10 +59,8 @@ static int check_kinds(const struct cb_tokenizer *t, colibri_error *error)
                             error);
 
     if (code == 0)
-        code = check_choice(t, "pre-tokenizer", h->pretokenizer, CB_PRETOKENIZER_O200K,
-                            characters ? 1u << CB_PRETOKENIZER_NONE
-                                       : (1u << CB_PRETOKENIZER_O200K) - 1u,
-                            error);
+        code = check_choice(t, "pre-tokenizer", h->pretokenizer, CB_PRETOKENIZER_DEEPSEEK_V3,
+                            characters ? 1u << CB_PRETOKENIZER_NONE : UINT32_MAX, error);
     if (code == 0)
         code = check_choice(t, "normalizer", h->normalizer, CB_NORMALIZER_NFKC,
                             1u << CB_NORMALIZER_NONE, error);
@@ -164,6 +162,18 @@ static int check_ids(const struct cb_tokenizer *t, const uint32_t *ids, uint32_t
     return 0;
 }
 
+/* Bit n: the pre-tokenizer has class n. */
+static const uint32_t classes_built[] = {
+    [CB_PRETOKENIZER_NONE] = 0xe,
+    [CB_PRETOKENIZER_GPT2] = 0xe,
+    [CB_PRETOKENIZER_SMOLLM] = 0xe,
+    [CB_PRETOKENIZER_LLAMA3] = 0xe,
+    [CB_PRETOKENIZER_QWEN2] = 0xe,
+    [CB_PRETOKENIZER_O200K] = 0x7e,
+    [CB_PRETOKENIZER_DEEPSEEK_V2] = 0x8028f8e,
+    [CB_PRETOKENIZER_DEEPSEEK_V3] = 0x82838e,
+};
+
 static int check_classes(const struct cb_tokenizer *t, colibri_error *error)
 {
     for (uint32_t i = 0; i < t->head.class_ranges; i++) {
@@ -171,9 +181,8 @@ static int check_classes(const struct cb_tokenizer *t, colibri_error *error)
         uint32_t kind = t->classes[2 * (size_t)i] >> 24;
         uint32_t last = t->classes[2 * (size_t)i + 1];
 
-        if (kind != CB_CLASS_LETTER && kind != CB_CLASS_NUMBER && kind != CB_CLASS_SPACE)
-            return MALFORMED("class range %u has class %u; letter, number and space are supported",
-                             i, kind);
+        if (kind > 31 || (classes_built[t->head.pretokenizer] >> kind & 1u) == 0)
+            return MALFORMED("class range %u has class %u, which its pre-tokenizer lacks", i, kind);
         if (first > last || last > CB_MAX_CODE_POINT)
             return MALFORMED("class range %u is U+%04X..U+%04X, not a range of code points", i,
                              first, last);
@@ -363,6 +372,9 @@ static void fill_tables(struct cb_tokenizer *t)
         for (uint32_t code = first; code <= t->classes[2 * (size_t)i + 1] && code < 128; code++)
             t->ascii[code] = (uint8_t)(t->classes[2 * (size_t)i] >> 24);
     }
+    t->ascii[' '] = CB_KIND_BLANK;
+    t->ascii['\r'] = t->ascii['\n'] = CB_KIND_NEWLINE;
+    t->ascii['/'] = CB_KIND_SLASH;
     t->space = NO_SYMBOL;
     for (uint32_t i = 0; i < BYTE_TOKENS; i++)
         t->byte_ids[i] = of_characters(t) ? t->head.unk_id + i : t->head.unk_id;
@@ -666,7 +678,7 @@ int cb_tokenizer_encode(const struct cb_tokenizer *t, const char *text, size_t l
     struct output out = { .ids = ids, .capacity = *count };
     uint64_t limit = scratch_bytes / sizeof(struct symbol);
     bool chat = form == COLIBRI_TEXT_CHAT, characters = of_characters(t);
-    size_t at = 0; /* in the text */
+    size_t at = 0, ends[CB_PRETOKENIZER_STEPS] = { 0 }; /* in the text */
 
     *count = 0;
     if (form != COLIBRI_TEXT_PLAIN && form != COLIBRI_TEXT_CHAT)
@@ -696,10 +708,10 @@ int cb_tokenizer_encode(const struct cb_tokenizer *t, const char *text, size_t l
         while (stop < length && (bytes = match_literal(t, text + stop, length - stop, &literal)) == 0)
             stop++;
         do {
-            size_t word = at < stop ? cb_pretokenize_next(t, text + at, stop - at) : 0;
+            size_t end = at < stop ? cb_pretokenize_next(t, text, at, stop, ends) : at;
 
-            encode_word(t, text + at, word, chat && characters, scratch, &out);
-            at += word;
+            encode_word(t, text + at, end - at, chat && characters, scratch, &out);
+            at = end;
         } while (at < stop);
         emit_all(&out, &literal, bytes > 0);
         at += bytes;

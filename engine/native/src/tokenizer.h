@@ -12,6 +12,12 @@
 #include "colibri.h"
 #include "spec.h"
 
+/* Characters that patterns name, and the end of the text: kinds beside the classes, none of which has these
+ * numbers. */
+enum { CB_KIND_BLANK = 28, CB_KIND_NEWLINE = 29, CB_KIND_SLASH = 30, CB_KIND_END = 31 };
+
+#define CB_PRETOKENIZER_STEPS 6 /* at most; each splits the pieces of the one before */
+
 struct cb_tokenizer {
     struct cb_tokenizer_header head;
     const uint32_t *offsets;     /* [tokens + 1] into text */
@@ -25,7 +31,7 @@ struct cb_tokenizer {
     const uint32_t *by_text;     /* [tokens - specials] ids by (text, id); NULL without ignore_merges */
     const char *text;            /* [text_bytes] */
     uint32_t byte_ids[256];      /* token of each single byte; UINT32_MAX: left out of the ids */
-    uint8_t ascii[128];          /* CB_CLASS_* of the first code points */
+    uint8_t ascii[128];          /* CB_CLASS_* and CB_KIND_* of the first code points */
     uint32_t space;              /* of sentencepiece_bpe, the token of a space; UINT32_MAX: there is none */
     uint64_t around;             /* of it, symbols at most that come to those of a text; else 0 */
 };
@@ -45,8 +51,10 @@ int cb_tokenizer_encode(const struct cb_tokenizer *t, const char *text, size_t l
                         enum colibri_text form, void *scratch, size_t scratch_bytes, int32_t *ids,
                         size_t *count, colibri_error *error);
 
-/* Of a pre-token that starts at text[0]: its bytes, 1..length. length is at least 1. */
-size_t cb_pretokenize_next(const struct cb_tokenizer *t, const char *text, size_t length);
+/* Where the pre-token ends that starts at text[at]; at < length. ends: zeros at first, then kept from call to
+ * call while `at` goes through the text, and through stretches of it one after another. */
+size_t cb_pretokenize_next(const struct cb_tokenizer *t, const char *text, size_t at, size_t length,
+                           size_t ends[CB_PRETOKENIZER_STEPS]);
 
 /* NULL for an id without text. */
 const char *cb_tokenizer_bytes(const struct cb_tokenizer *t, int32_t id, size_t *length);

@@ -74,6 +74,34 @@ static int by_text_order(const void *a, const void *b)
     return order != 0 ? order : (s_bytes > t_bytes) - (s_bytes < t_bytes);
 }
 
+#define CLASS(first, last, kind) (first) | (uint32_t)(kind) << 24, last
+
+static const uint32_t plain_ranges[] = {
+    CLASS(0x09, 0x0d, 3), CLASS(0x20, 0x20, 3), CLASS('0', '9', 2), CLASS('A', 'Z', 1),
+    CLASS('a', 'z', 1), CLASS(0xa0, 0xa0, 3), CLASS(0xe0, 0xff, 1), CLASS(0x17f, 0x17f, 1),
+    CLASS(0x663, 0x663, 2), CLASS(0x4e00, 0x9fff, 1), CLASS(0x10400, 0x1044f, 1),
+};
+static const uint32_t o200k_ranges[] = {
+    CLASS(0x09, 0x0d, 3), CLASS(0x20, 0x20, 3), CLASS('0', '9', 2), CLASS('A', 'Z', 5),
+    CLASS('a', 'z', 6), CLASS(0xa0, 0xa0, 3), CLASS(0xc0, 0xde, 5), CLASS(0xe0, 0xff, 6),
+    CLASS(0x17f, 0x17f, 6), CLASS(0x300, 0x36f, 4), CLASS(0x4e00, 0x9fff, 1),
+};
+/* 7: signs; 8 is added in the ranges of Asian characters, 16 as docs/format.md says */
+static const uint32_t v2_ranges[] = {
+    CLASS(0x09, 0x0d, 3), CLASS(0x20, 0x20, 3), CLASS('!', '.', 7), CLASS('/', '/', 7),
+    CLASS('0', '9', 2), CLASS(':', '@', 7), CLASS('A', 'Z', 17), CLASS('[', '`', 7),
+    CLASS('a', 'z', 17), CLASS('{', '~', 7), CLASS(0xa0, 0xa0, 3), CLASS(0xe0, 0xff, 1),
+    CLASS(0x966, 0x96f, 10), CLASS(0x2003, 0x2003, 11), CLASS(0x2018, 0x2019, 15),
+    CLASS(0x3000, 0x3000, 27), CLASS(0x4e00, 0x9fa5, 8),
+};
+static const uint32_t v3_ranges[] = {
+    CLASS(0x09, 0x0d, 3), CLASS(0x20, 0x20, 3), CLASS('!', '/', 23), CLASS('0', '9', 2),
+    CLASS(':', '@', 23), CLASS('A', 'Z', 17), CLASS('[', '`', 23), CLASS('a', 'z', 17),
+    CLASS('{', '~', 23), CLASS(0xa0, 0xa0, 3), CLASS(0xd7, 0xd7, 7), CLASS(0xe0, 0xff, 1),
+    CLASS(0x300, 0x36f, 1), CLASS(0x3040, 0x3040, 8), CLASS(0x3041, 0x3096, 9),
+    CLASS(0x30fb, 0x30fb, 15), CLASS(0x4e00, 0x9fa5, 9),
+};
+
 /* ranks: bc 0, ab 1, a+bc 2, aa 3, aaaa 4, ab+c 5 */
 static void build(struct image *m, uint32_t pretokenizer, uint32_t flags)
 {
@@ -83,15 +111,22 @@ static void build(struct image *m, uint32_t pretokenizer, uint32_t flags)
     };
     static const uint32_t specials[] = { SPECIAL, END_ID }, ends[] = { END_ID };
     static const uint32_t prefix[] = { SPECIAL, 'u', '\n' }, suffix[] = { END_ID };
-    static const uint32_t ranges[] = {
-        0x09 | 3u << 24, 0x0d, 0x20 | 3u << 24, 0x20, '0' | 2u << 24, '9', 'A' | 1u << 24, 'Z',
-        'a' | 1u << 24, 'z', 0xa0 | 3u << 24, 0xa0, 0xe0 | 1u << 24, 0xff, 0x17f | 1u << 24, 0x17f,
-        0x663 | 2u << 24, 0x663, 0x4e00 | 1u << 24, 0x9fff, 0x10400 | 1u << 24, 0x1044f,
-    };
+    const uint32_t *ranges = plain_ranges;
+    size_t range_words = sizeof plain_ranges / 4;
     size_t at = HEAD_WORDS, text_bytes = 256;
     uint32_t offset = 0;
     char *text;
 
+    if (pretokenizer == CB_PRETOKENIZER_O200K) {
+        ranges = o200k_ranges;
+        range_words = sizeof o200k_ranges / 4;
+    } else if (pretokenizer == CB_PRETOKENIZER_DEEPSEEK_V2) {
+        ranges = v2_ranges;
+        range_words = sizeof v2_ranges / 4;
+    } else if (pretokenizer == CB_PRETOKENIZER_DEEPSEEK_V3) {
+        ranges = v3_ranges;
+        range_words = sizeof v3_ranges / 4;
+    }
     memset(m, 0, sizeof *m);
     m->offsets = at;
     for (uint32_t i = 0; i < TOKENS; i++) {
@@ -107,7 +142,7 @@ static void build(struct image *m, uint32_t pretokenizer, uint32_t flags)
     m->ends = at;
     at = add(m, at, ends, 1);
     m->ranges = at;
-    at = add(m, at, ranges, sizeof ranges / 4);
+    at = add(m, at, ranges, range_words);
     m->prefix = at;
     at = add(m, at, prefix, 3);
     m->suffix = at;
@@ -137,7 +172,7 @@ static void build(struct image *m, uint32_t pretokenizer, uint32_t flags)
     m->words[N_MERGES] = sizeof merges / 16;
     m->words[N_SPECIALS] = 2;
     m->words[N_ENDS] = 1;
-    m->words[N_RANGES] = sizeof ranges / 8;
+    m->words[N_RANGES] = (uint32_t)range_words / 2;
     m->words[N_PREFIX] = 3;
     m->words[N_SUFFIX] = 1;
     m->words[TEXT_BYTES] = (uint32_t)text_bytes;
@@ -350,7 +385,7 @@ static int splits(uint32_t pretokenizer, const char *pieces)
     struct cb_tokenizer t;
     colibri_error error;
     char text[256], got[256];
-    size_t length = 0, at = 0, used = 0;
+    size_t length = 0, at = 0, used = 0, ends[CB_PRETOKENIZER_STEPS] = { 0 };
 
     build(&m, pretokenizer, 0);
     if (open_image(&t, &m, &error) != 0)
@@ -359,15 +394,15 @@ static int splits(uint32_t pretokenizer, const char *pieces)
         if (*p != '|')
             text[length++] = *p;
     while (at < length) {
-        size_t word = cb_pretokenize_next(&t, text + at, length - at);
+        size_t end = cb_pretokenize_next(&t, text, at, length, ends);
 
-        if (word == 0 || word > length - at)
+        if (end <= at || end > length)
             return 0;
         if (at > 0)
             got[used++] = '|';
-        memcpy(got + used, text + at, word);
-        used += word;
-        at += word;
+        memcpy(got + used, text + at, end - at);
+        used += end - at;
+        at = end;
     }
     got[used] = 0;
     if (strcmp(got, pieces) == 0)
@@ -397,6 +432,78 @@ static void test_pretokenizers(void)
     CHECK(splits(qwen2, "a|1|2|3| |4"));
 }
 
+static void test_pretokenizers_of_cases_and_steps(void)
+{
+    const uint32_t o200k = CB_PRETOKENIZER_O200K, v2 = CB_PRETOKENIZER_DEEPSEEK_V2;
+    const uint32_t v3 = CB_PRETOKENIZER_DEEPSEEK_V3;
+
+    where = "pre-tokenizers of cases and steps";
+    CHECK(splits(o200k, "Hello| World|Camel|Case| ABC'd|x| it's| IT'LL| a'\xc5\xbf|123|45"));
+    CHECK(splits(o200k, "\xe4\xb8\xad" "A\xe4\xb8\xad|AB")); /* the last letter that may be small */
+    CHECK(splits(o200k, "\xcc\x81|AB|!\xcc\x81|ABC| x\xcc\x81|Y\xcc\x81|ZZ"));
+    CHECK(splits(o200k, "a|//\n/| \n|  | b|\xff\xcc\xcc\x81"));
+    CHECK(splits(v2, "Hello| world|,| w|\xc3\xa9|b| |1|2|\n|\r| |\xe4\xb8\xad|\xe0\xa5\xa6|  | x"));
+    CHECK(splits(v2, "  | a| |\xe3\x80\x80|\xc2\xa0|\xe3\x80\x80|!")); /* a space that is a sign too */
+    CHECK(splits(v2, "\xe3\x80\x80|\xe4\xb8\xad"));
+    CHECK(splits(v2, "\xe2\x80\x83\xe2\x80\x98|\xe0\xa5\xa6|\xff\xff|\xe2\x80\x83"));
+    CHECK(splits(v3, "def| f|(x|):\n|\t| return| x|_y| =| |123|4|.\n\n| | \xc3\x97!|\xc3\xa9"));
+    CHECK(splits(v3, " |\xe4\xb8\xad\xe3\x81\x82|\xe3\x83\xbb|\xe4\xb8\xad|a|\xe3\x81\x80|b\xcc\x81"));
+    CHECK(splits(v3, "\x01\x02|\x01" "a|\xff\xff| |\x7f| |\x7f"));
+}
+
+/* How many pieces a text has. */
+static size_t pieces_of(const struct cb_tokenizer *t, const char *text, size_t length)
+{
+    size_t ends[CB_PRETOKENIZER_STEPS] = { 0 }, at = 0, pieces = 0;
+
+    for (; at < length; pieces++)
+        at = cb_pretokenize_next(t, text, at, length, ends);
+    return pieces;
+}
+
+/* Runs that make a matcher look far ahead before it fails, each as long as the text, in every pre-tokenizer. */
+static void test_no_text_takes_long(void)
+{
+    enum { LENGTH = 1 << 16 };
+    static const char *const units[] = {
+        " ", "\n", "\r\n", " \n", "  x", " \n x", "A", "a", "aA", "Aa", "1", "1a", "!", "!a", "/", "'", "'s",
+        "\xe4\xb8\xad", "\xe4\xb8\xad" "A", "\xcc\x81", "\xcc\x81" "A", "\xc3\x97", "\xe3\x80\x80",
+        "\xe3\x80\x80 ", "\xe2\x80\x83", "\xff", "\xff ", "\xe4\xb8", "\x01", "\x01 ", "\x01" "a",
+        "\xe3\x83\xbb\xe3\x81\x82", "\xe3\x81\x80",
+    };
+    char *text = need(malloc(LENGTH));
+    clock_t slowest = 0;
+    size_t pieces = 0;
+
+    where = "no text takes long";
+    for (uint32_t kind = CB_PRETOKENIZER_NONE; kind <= CB_PRETOKENIZER_DEEPSEEK_V3; kind++) {
+        struct image m;
+        struct cb_tokenizer t;
+        colibri_error error;
+
+        build(&m, kind, 0);
+        CHECK(open_image(&t, &m, &error) == 0);
+        for (size_t unit = 0; unit < sizeof units / sizeof *units; unit++) {
+            size_t bytes = strlen(units[unit]);
+            clock_t start = clock();
+
+            for (size_t at = 0; at < LENGTH; at++)
+                text[at] = units[unit][at % bytes];
+            pieces += pieces_of(&t, text, LENGTH);
+            memcpy(text + LENGTH - 3, "A.x", 3); /* what a run waits for in vain */
+            pieces += pieces_of(&t, text, LENGTH);
+            memcpy(text, "A.x", 3);
+            pieces += pieces_of(&t, text, LENGTH);
+            if (clock() - start > slowest)
+                slowest = clock() - start;
+        }
+    }
+    CHECK(pieces > LENGTH);
+    /* The slowest takes some 20 ms; one scan of the rest per character takes over 10 s. */
+    CHECK((double)slowest / CLOCKS_PER_SEC < 3.0);
+    free(text);
+}
+
 /* ---- hostile sections --------------------------------------------------------------------------------- */
 
 struct change {
@@ -418,8 +525,7 @@ static void test_rejections(void)
         { "kind sentencepiece", KIND, CB_TOKENIZER_SENTENCEPIECE_BPE, COLIBRI_ERR_UNSUPPORTED },
         { "kind unigram", KIND, CB_TOKENIZER_UNIGRAM, COLIBRI_ERR_UNSUPPORTED },
         { "unknown kind", KIND, 4, COLIBRI_ERR_TOKENIZER },
-        { "o200k", PRETOKENIZER, CB_PRETOKENIZER_O200K, COLIBRI_ERR_UNSUPPORTED },
-        { "unknown pre-tokenizer", PRETOKENIZER, 6, COLIBRI_ERR_TOKENIZER },
+        { "unknown pre-tokenizer", PRETOKENIZER, 8, COLIBRI_ERR_TOKENIZER },
         { "normalizer nfc", NORMALIZER, 1, COLIBRI_ERR_UNSUPPORTED },
         { "unknown normalizer", NORMALIZER, 3, COLIBRI_ERR_TOKENIZER },
         { "unknown flag", FLAGS, 2 | 64, COLIBRI_ERR_TOKENIZER },
@@ -702,6 +808,8 @@ int main(int argc, char **argv)
         test_characters();
         test_long_words();
         test_pretokenizers();
+        test_pretokenizers_of_cases_and_steps();
+        test_no_text_takes_long();
         test_rejections();
         test_utf8();
     }
