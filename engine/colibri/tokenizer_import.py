@@ -27,6 +27,7 @@ from colibri.tokenizer_patterns import GPT2, NUMBER, class_ranges, known
 from colibri.tokenizer_sentencepiece import Spacing, is_marker, members
 
 MARKER = "ColibriUserTextMarker"
+UNKNOWN_DATE = "unknown"  # what a template is told that asks for the date: a device has none when it is converted
 
 _SUPPORTED = (
     "byte-level BPE with the pre-tokenizers gpt2, smollm, llama3, qwen2, o200k, deepseek_v2, deepseek_v3, and BPE with "
@@ -136,7 +137,14 @@ def render_template(template: str, variables: Mapping[str, object], system: str 
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     try:
-        text = environment.from_string(template).render(messages=messages, add_generation_prompt=True, **variables)
+        try:
+            text = environment.from_string(template).render(messages=messages, add_generation_prompt=True, **variables)
+        except jinja2.UndefinedError as error:
+            if "'strftime_now' is undefined" not in str(error):
+                raise
+            # It asks for the date at which a chat begins, and has no other statement for where there is none.
+            environment.globals["strftime_now"] = lambda _: UNKNOWN_DATE
+            text = environment.from_string(template).render(messages=messages, add_generation_prompt=True, **variables)
     except Exception as error:  # the template is a program of its own: it may raise anything
         _refuse(f"the chat template cannot be rendered: {type(error).__name__}: {error}",
                 "convert with --no-chat to leave the chat form out")

@@ -484,12 +484,26 @@ def test_without_jinja2_a_template_is_refused_with_the_two_ways_out(
         ("{{ 'a' + 1 }}", "cannot be rendered: TypeError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot be rendered: RecursionError"),
         ("{{ messages[0].content }}\ud800", "the text of the chat template is malformed: UnicodeEncodeError"),
-        ("{{ strftime_now('%Y') }}{{ messages[0].content }}", "'strftime_now' is undefined"),
+        ("{{ strftime_now('%Y') }}{{ today() }}{{ messages[0].content }}", "'today' is undefined"),
     ],
 )
 def test_templates_that_cannot_be_split_are_refused(tmp_path: Path, template: str, message: str) -> None:
     with pytest.raises(ColibriError, match=message):
         TokenizerSpec.from_huggingface(huggingface(tmp_path, {"chat_template": template}))
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("<s>{{ strftime_now('%Y-%m-%d') }}</s>{{ messages[0].content }}", b"<s>unknown</s>"),
+        ("{{ strftime_now('%d') if strftime_now is defined else '26 Jul' }}{{ messages[0].content }}", b"26 Jul"),
+    ],
+)
+def test_a_template_that_asks_for_the_date_is_told_the_same_every_day(
+    tmp_path: Path, template: str, expected: bytes
+) -> None:
+    spec = TokenizerSpec.from_huggingface(huggingface(tmp_path, {"chat_template": template}))
+    assert spec.decode(spec.chat_prefix) == expected
 
 
 def test_bos_comes_from_the_post_processor_and_the_configuration_decides(tmp_path: Path) -> None:
