@@ -32,7 +32,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "libc6-dev-arm64-cross", "linux-source-6.1", "perl", "qemu-system-arm", "xz-utils",
     ),
     "test": ("binutils", "busybox", "clang", "dash", "g++", "gcc-arm-linux-gnueabihf", "git",
-             "libc6-dev-armhf-cross", "libseccomp2", "qemu-user", "systemd"),
+             "libc6-dev-armhf-cross", "libclang-rt-dev", "libseccomp2", "qemu-user", "systemd"),
 }  # fmt: skip
 
 
