@@ -115,12 +115,14 @@ planted-boot: setup setup-demo models ## plant one fault at a time in an image: 
 embedded-demo: setup setup-demo engine-musl ## a static AArch64 program with a model of a million parameters inside: build/embedded
 	@$(VENV)/python tests/bench/embedded.py --run
 
-.PHONY: bench bench-arm bench-kernels bench-memory bench-open bench-peer bench-plan bench-cache bench-telemetry bench-verify bench-look-ahead
+.PHONY: bench bench-arm bench-convert bench-kernels bench-memory bench-open bench-peer bench-plan bench-cache bench-telemetry bench-verify bench-look-ahead
 bench: setup-demo engine $(if $(PEER),bench-peer) ## decode and prefill of three sizes, beside llama.cpp with PEER=1; an expert beside OpenBLAS
 	@PYTHONPATH=engine $(VENV)/python tests/bench/speed.py
 	@PYTHONPATH=engine $(VENV)/python tests/bench/gemv.py
 bench-memory: setup-demo engine $(if $(PEER),bench-peer) ## models larger than memory, start-up, tail of token times (root)
 	@PYTHONPATH=engine $(VENV)/python tests/bench/memory.py
+bench-convert: setup-demo ## memory of converting a 30B checkpoint, killed in the middle and resumed (LAYERS="48 --once": the whole)
+	@PYTHONPATH=engine $(VENV)/python tests/parity/convert_large.py build/convert-large $(LAYERS)
 bench-plan: setup-demo engine ## predictions of colibri plan against measurements (root)
 	@COLIBRI_LIBRARY=build/host/libcolibri.so PYTHONPATH=engine $(VENV)/python tests/bench/plan_grid.py
 bench-verify: setup-demo engine ## what hashing every read costs while streaming, with and without SHA instructions (root)
