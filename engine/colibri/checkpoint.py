@@ -85,7 +85,7 @@ class Place(NamedTuple):
 
 def columns_of(source: Source, name: str, wanted: npt.NDArray[np.int64], index: int) -> F32:
     """As Source.columns, for a source that stores rows: a strip of bounded size at a time."""
-    *_, rows, columns = source.shapes()[name]
+    *_, rows, columns = (1, *source.shapes()[name])  # a matrix of one row may be stored as a vector
     found = np.empty((len(wanted), rows), np.float32)
     step = max(1, _STRIP_ELEMENTS // columns)
     for at in range(0, rows, step):

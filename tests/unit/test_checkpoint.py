@@ -259,7 +259,7 @@ def test_reading_rows_of_a_large_tensor_takes_memory_for_the_rows(tmp_path: Path
 @pytest.mark.parametrize("wanted", [[0], [4, 2, 3], list(range(5))])
 def test_columns_are_rows_of_the_matrix_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Any) -> None:
     stack = values(14, 5).reshape(2, 7, 5)
-    save_file({"stack": stack, "x": stack[0].copy()}, tmp_path / "model.safetensors")
+    save_file({"stack": stack, "x": stack[0].copy(), "row": stack[0, 0].copy()}, tmp_path / "model.safetensors")
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "x")
     writer.add_tensor("stack", stack)
     writer.write_header_to_file()
@@ -270,6 +270,7 @@ def test_columns_are_rows_of_the_matrix_turned(tmp_path: Path, monkeypatch: pyte
     with Safetensors(tmp_path) as source:
         assert np.array_equal(source.columns("x", np.array(wanted)), stack[0].T[wanted])
         assert np.array_equal(source.columns("stack", np.array(wanted), 1), stack[1].T[wanted])
+        assert np.array_equal(source.columns("row", np.array(wanted)), stack[0, :1].T[wanted])
     assert np.array_equal(Gguf(tmp_path / "m.gguf").columns("stack", np.array(wanted), 1), stack[1].T[wanted])
 
 
