@@ -81,7 +81,8 @@ class Fp8:
             return values
         at = first // self._rows
         scales = self.source.rows(name + _SCALES, at, -(-end // self._rows))
-        wide = np.repeat(scales, self._columns, axis=1)[:, : values.shape[1]]
+        columns = values.shape[1]
+        wide = np.repeat(scales, min(self._columns, columns), axis=1)[:, :columns]  # a block may be far wider
         with np.errstate(over="ignore", invalid="ignore"):  # the quantiser refuses by place
             result: F32 = values * wide[np.arange(first, end) // self._rows - at]
         return result

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from colibri._spec import Code
+from colibri._spec import MAX_HIDDEN, Code
 from colibri.checkpoint import as_f32
 from colibri.convert import convert
 from colibri.errors import ColibriError
@@ -142,6 +143,20 @@ def test_rows_and_columns_are_those_of_the_matrix(tmp_path: Path) -> None:
     assert source.shapes()[name] == (HIDDEN, DENSE)
     np.testing.assert_array_equal(source.rows(name, 120, 137), whole[120:137])
     np.testing.assert_array_equal(source.columns(name, np.array([0, 127, 128, 199])), whole[:, [0, 127, 128, 199]].T)
+
+
+def test_blocks_far_wider_than_the_matrix_take_no_memory_for_what_is_not_there(tmp_path: Path) -> None:
+    packed: Stored = {
+        "x": ("F8_E4M3", (1024, 8), b"\x38" * (1024 * 8)),
+        "x_scale_inv": f32(np.arange(1024, dtype=np.float32)[:, None]),
+    }
+    source = Fp8(Safetensors(file_of(tmp_path / "hf", packed, CONFIG)), (1, MAX_HIDDEN))
+    tracemalloc.start()
+    values = source.rows("x", 0, 1024)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(values, np.repeat(np.arange(1024, dtype=np.float32)[:, None], 8, axis=1))
+    assert peak < 1 << 20  # a scale for each column of the blocks: 256 MiB
 
 
 NAME = "model.layers.1.self_attn.o_proj.weight"
