@@ -506,6 +506,48 @@ def test_a_template_that_asks_for_the_date_is_told_the_same_every_day(
     assert spec.decode(spec.chat_prefix) == expected
 
 
+HARMONY = """
+{%- macro system() -%}
+    {%- if identity is not defined %}{% set identity = "A model." %}{% endif %}
+    {{- identity + "\\nDate: " + strftime_now("%Y-%m-%d") + "\\n" }}
+    {%- if tools -%}{{ "tools" }}{%- endif -%}
+{%- endmacro -%}
+{{- "<s>system" + system() + "</s>" }}
+{%- if messages[0].role in ("developer", "system") -%}
+    {{- "<s>developer" + messages[0].content + "</s>" }}
+    {%- set turns = messages[1:] -%}
+{%- else -%}{%- set turns = messages -%}{%- endif -%}
+{%- for message in turns -%}{{ "<s>" + message.role + message.content + "</s>" }}{%- endfor -%}
+{%- if add_generation_prompt -%}<s>assistant{%- endif -%}
+"""
+DEEPSEEK = (
+    "{% set ns = namespace(first=true, prompt='') %}{%- for message in messages %}{%- if message['role'] == 'system' %}"
+    "{% set ns.prompt = ns.prompt + message['content'] %}{%- endif %}{%- endfor %}{{ bos_token }}{{ ns.prompt }}"
+    "{%- for message in messages %}{%- if message['role'] == 'user' %}{{ '<|end|>' + message['content'] }}{%- endif %}"
+    "{%- if message['role'] == 'assistant' and message['content'] is not none %}{{ message['content'] }}{%- endif %}"
+    "{%- endfor %}{% if add_generation_prompt %}{{ '</s>' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "prefix", "suffix"),
+    [
+        (HARMONY, None, "<s>systemA model.\nDate: unknown\n</s><s>user", "</s><s>assistant"),
+        (HARMONY, "B.", "<s>systemA model.\nDate: unknown\n</s><s>developerB.</s><s>user", "</s><s>assistant"),
+        (DEEPSEEK, None, "<s><|end|>", "</s>"),
+        (DEEPSEEK, "B.", "<s>B.<|end|>", "</s>"),
+    ],
+)
+def test_templates_in_the_manner_of_gpt_oss_and_deepseek_are_rendered(
+    tmp_path: Path, template: str, system: str | None, prefix: str, suffix: str
+) -> None:
+    folder = huggingface(tmp_path, {"bos_token": "<s>", "chat_template": template})
+    spec = TokenizerSpec.from_huggingface(folder, system=system)
+    assert spec.decode(spec.chat_prefix).decode() == prefix
+    assert spec.decode(spec.chat_suffix).decode() == suffix
+    assert spec.tokens[spec.chat_suffix[0]] == b"</s>"
+
+
 def test_bos_comes_from_the_post_processor_and_the_configuration_decides(tmp_path: Path) -> None:
     processor = {
         "type": "TemplateProcessing",
@@ -541,7 +583,7 @@ def test_patterns_with_written_out_line_breaks_are_recognised(tmp_path: Path) ->
     node = steps_of(Pretokenizer.DEEPSEEK_V3)
     for step in node["pretokenizers"][:-1]:
         step["pattern"]["Regex"] = step["pattern"]["Regex"].replace(r"\r\n", "\r\n")
-    assert "\r\n" in json.dumps(node["pretokenizers"][2]).replace(r"\r\n", "\r\n")
+    assert "\r\n" in node["pretokenizers"][2]["pattern"]["Regex"]
     spec = TokenizerSpec.from_huggingface(huggingface(tmp_path, pre_tokenizer=node))
     assert spec.pretokenizer == Pretokenizer.DEEPSEEK_V3
 
