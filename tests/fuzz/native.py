@@ -38,15 +38,26 @@ def models() -> list[bytes]:
 
 
 def tokenizer_inputs() -> list[bytes]:
-    """A text and a tokenizer section, as the target takes them: one of a model, one with every array."""
-    from colibri._spec import Section
+    """A text and a tokenizer section, as the target takes them: one of a model, one with every array, and the
+    pre-tokenizers with classes of their own."""
+    from dataclasses import replace
+
+    from colibri._spec import Pretokenizer, Section
     from colibri.format import open_model
+    from colibri.tokenizer import TokenizerSpec
+    from colibri.tokenizer_patterns import class_ranges
     from tiny_file import tokenizer
 
     small = b"abc  ab cc 1\n"
     text = b"the cat sat on 1200 hats, and that \xc3\xa9\xff<|end|>"
+    signs = "aBC'll a/b\r\n  \u3000x\u0301 \u4e2d\u30fb12\u0966!e \x01".encode()
+    spec = TokenizerSpec.from_section(tokenizer())
+    kinds = (Pretokenizer.O200K, Pretokenizer.DEEPSEEK_V2, Pretokenizer.DEEPSEEK_V3)
+    rows = {kind: [row for row in class_ranges(kind) if row[0] < 0x180 or 0x300 <= row[0] <= 0x4E00] for kind in kinds}
+    made = [replace(spec, pretokenizer=kind, class_ranges=rows[kind][:200]).to_section() for kind in kinds]
     with open_model(MODELS / "tiny.colibri") as model:
-        sections = ((text, model.section_bytes(Section.TOKENIZER)), (small, tokenizer()))
+        sections = [(text, model.section_bytes(Section.TOKENIZER)), (small, tokenizer())]
+        sections += [(signs, section) for section in made]
         return [struct.pack("<H", len(text)) + text + section for text, section in sections]
 
 
