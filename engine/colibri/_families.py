@@ -1098,6 +1098,7 @@ GGUF: dict[str, dict[str, Any]] = {
         },
         "refused": {
             "attention.causal": [True],
+            "attention.clamp_kqv": [0.0],
             "attention.max_alibi_bias": [0.0],
             "attention.scale": [],
             "attention.output_scale": [],
@@ -1120,6 +1121,10 @@ GGUF: dict[str, dict[str, Any]] = {
             "use_parallel_residual": [False],
             "rope.dimension_sections": [],
             "rope.scale_linear": [1.0],
+            "rope.scaling.alpha": [0.0],
+            "rope.scaling.attn_factor": [1.0],
+            "rope.scaling.yarn_attn_factor": [1.0],
+            "rope.scaling.yarn_log_multiplier": [0.0],
         },
         "gating": {
             "none": {
@@ -1186,6 +1191,7 @@ GGUF: dict[str, dict[str, Any]] = {
         },
         "refused": {
             "attention.causal": [True],
+            "attention.clamp_kqv": [0.0],
             "attention.max_alibi_bias": [0.0],
             "attention.scale": [],
             "attention.output_scale": [],
@@ -1208,6 +1214,10 @@ GGUF: dict[str, dict[str, Any]] = {
             "use_parallel_residual": [False],
             "rope.dimension_sections": [],
             "rope.scale_linear": [1.0],
+            "rope.scaling.alpha": [0.0],
+            "rope.scaling.attn_factor": [1.0],
+            "rope.scaling.yarn_attn_factor": [1.0],
+            "rope.scaling.yarn_log_multiplier": [0.0],
         },
         "gating": {
             "none": {
@@ -1273,6 +1283,7 @@ GGUF: dict[str, dict[str, Any]] = {
         },
         "refused": {
             "attention.causal": [True],
+            "attention.clamp_kqv": [0.0],
             "attention.max_alibi_bias": [0.0],
             "attention.scale": [],
             "attention.output_scale": [],
@@ -1295,6 +1306,10 @@ GGUF: dict[str, dict[str, Any]] = {
             "use_parallel_residual": [False],
             "rope.dimension_sections": [],
             "rope.scale_linear": [1.0],
+            "rope.scaling.alpha": [0.0],
+            "rope.scaling.attn_factor": [1.0],
+            "rope.scaling.yarn_attn_factor": [1.0],
+            "rope.scaling.yarn_log_multiplier": [0.0],
         },
         "gating": {
             "none": {
@@ -1358,6 +1373,7 @@ GGUF: dict[str, dict[str, Any]] = {
         },
         "refused": {
             "attention.causal": [True],
+            "attention.clamp_kqv": [0.0],
             "attention.max_alibi_bias": [0.0],
             "attention.scale": [],
             "attention.output_scale": [],
@@ -1380,6 +1396,10 @@ GGUF: dict[str, dict[str, Any]] = {
             "use_parallel_residual": [False],
             "rope.dimension_sections": [],
             "rope.scale_linear": [1.0],
+            "rope.scaling.alpha": [0.0],
+            "rope.scaling.attn_factor": [1.0],
+            "rope.scaling.yarn_attn_factor": [1.0],
+            "rope.scaling.yarn_log_multiplier": [0.0],
         },
         "gating": {
             "none": {
@@ -1442,6 +1462,7 @@ GGUF: dict[str, dict[str, Any]] = {
         },
         "refused": {
             "attention.causal": [True],
+            "attention.clamp_kqv": [0.0],
             "attention.max_alibi_bias": [0.0],
             "attention.scale": [],
             "attention.output_scale": [],
@@ -1464,6 +1485,10 @@ GGUF: dict[str, dict[str, Any]] = {
             "use_parallel_residual": [False],
             "rope.dimension_sections": [],
             "rope.scale_linear": [1.0],
+            "rope.scaling.alpha": [0.0],
+            "rope.scaling.attn_factor": [1.0],
+            "rope.scaling.yarn_attn_factor": [1.0],
+            "rope.scaling.yarn_log_multiplier": [0.0],
         },
         "gating": {
             "none": {
@@ -1537,6 +1562,7 @@ GGUF: dict[str, dict[str, Any]] = {
         },
         "refused": {
             "attention.causal": [True],
+            "attention.clamp_kqv": [0.0],
             "attention.max_alibi_bias": [0.0],
             "attention.scale": [],
             "attention.output_scale": [],
@@ -1559,6 +1585,10 @@ GGUF: dict[str, dict[str, Any]] = {
             "use_parallel_residual": [False],
             "rope.dimension_sections": [],
             "rope.scale_linear": [1.0],
+            "rope.scaling.alpha": [0.0],
+            "rope.scaling.attn_factor": [1.0],
+            "rope.scaling.yarn_attn_factor": [1.0],
+            "rope.scaling.yarn_log_multiplier": [0.0],
         },
     },
     "gpt-oss": {
@@ -1630,6 +1660,7 @@ GGUF: dict[str, dict[str, Any]] = {
         },
         "refused": {
             "attention.causal": [True],
+            "attention.clamp_kqv": [0.0],
             "attention.max_alibi_bias": [0.0],
             "attention.scale": [],
             "attention.output_scale": [],
@@ -1652,6 +1683,10 @@ GGUF: dict[str, dict[str, Any]] = {
             "use_parallel_residual": [False],
             "rope.dimension_sections": [],
             "rope.scale_linear": [1.0],
+            "rope.scaling.alpha": [0.0],
+            "rope.scaling.attn_factor": [1.0],
+            "rope.scaling.yarn_attn_factor": [1.0],
+            "rope.scaling.yarn_log_multiplier": [0.0],
         },
     },
     "smallthinker": {
@@ -1717,6 +1752,7 @@ GGUF: dict[str, dict[str, Any]] = {
         },
         "refused": {
             "attention.causal": [True],
+            "attention.clamp_kqv": [0.0],
             "attention.max_alibi_bias": [0.0],
             "attention.scale": [],
             "attention.output_scale": [],
@@ -1739,11 +1775,14 @@ GGUF: dict[str, dict[str, Any]] = {
             "use_parallel_residual": [False],
             "rope.dimension_sections": [],
             "rope.scale_linear": [1.0],
+            "rope.scaling.alpha": [0.0],
+            "rope.scaling.attn_factor": [1.0],
+            "rope.scaling.yarn_attn_factor": [1.0],
+            "rope.scaling.yarn_log_multiplier": [0.0],
         },
     },
     "deepseek2": {
         "neighbours": False,
-        "log_multiplier": True,
         "config": {
             "hidden": "deepseek2.embedding_length",
             "layers": "deepseek2.block_count",
@@ -1768,6 +1807,7 @@ GGUF: dict[str, dict[str, Any]] = {
             "q_rank": "deepseek2.attention.q_lora_rank",
             "kv_rank": "deepseek2.attention.kv_lora_rank",
             "rope_dim": "deepseek2.rope.dimension_count",
+            "log_multiplier": "deepseek2.rope.scaling.yarn_log_multiplier",
         },
         "gating": {
             "none": {
@@ -1831,6 +1871,7 @@ GGUF: dict[str, dict[str, Any]] = {
         },
         "refused": {
             "attention.causal": [True],
+            "attention.clamp_kqv": [0.0],
             "attention.max_alibi_bias": [0.0],
             "attention.scale": [],
             "attention.output_scale": [],
@@ -1853,6 +1894,10 @@ GGUF: dict[str, dict[str, Any]] = {
             "use_parallel_residual": [False],
             "rope.dimension_sections": [],
             "rope.scale_linear": [1.0],
+            "rope.scaling.alpha": [0.0],
+            "rope.scaling.attn_factor": [1.0],
+            "rope.scaling.yarn_attn_factor": [1.0],
+            "rope.scaling.yarn_log_multiplier": [0.0],
         },
     },
 }

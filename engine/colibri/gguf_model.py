@@ -89,24 +89,28 @@ class _Metadata:
 
 
 def _scaling(data: _Metadata) -> Scaling:
-    """What the file says about longer contexts."""
+    """What the file says about longer contexts. As in llama.cpp, a factor without a type is linear."""
     kind = data.under("rope.scaling.type")
-    if kind is None or kind == "none":
-        if "rope_freqs.weight" in data.source.shapes():
-            kind = "rope_freqs.weight"
-        else:
-            return Scaling()
-    if kind not in ("linear", "yarn") or "rope_freqs.weight" in data.source.shapes():
+    if kind is None:
+        kind = "none" if data.under("rope.scaling.factor") in (None, 0.0, 1.0) else "linear"
+    if "rope_freqs.weight" in data.source.shapes():
+        kind = "rope_freqs.weight"
+    if kind not in ("none", "linear", "yarn"):
         raise ColibriError(
             Code.UNSUPPORTED, f"{data.prefix}RoPE scaling {shown(str(kind))}, supported: none, linear, yarn"
         )
+    if kind == "none":
+        return Scaling()
     factor = data.scaling_number("factor", low=1)
+    extent = 1.0 if kind == "yarn" else 0.0
+    found = data.under("rope.scaling.yarn_ext_factor")
+    if found not in (None, extent):
+        raise data.refusal("rope.scaling.yarn_ext_factor", found, extent)
     if kind == "linear":
+        found = data.under("rope.scaling.yarn_log_multiplier")
+        if found not in (None, 0.0):
+            raise data.refusal("rope.scaling.yarn_log_multiplier", found, "0.0 where the scaling is linear")
         return Scaling(kind, factor)
-    for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
-        found = data.under(f"rope.scaling.{key}")
-        if found not in (None, 1.0):
-            raise data.refusal(f"rope.scaling.{key}", found, "1.0")
     trained = data.under("rope.scaling.original_context_length")
     if type(trained) is not int or not 1 <= trained <= MAX_CONTEXT_TOKENS:
         raise data.refusal(
@@ -114,15 +118,11 @@ def _scaling(data: _Metadata) -> Scaling:
         )
     low, high = data.scaling_number("yarn_beta_slow", 1.0), data.scaling_number("yarn_beta_fast", 32.0)
     mscale = 0.0
-    if "log_multiplier" in data.table:
+    if "log_multiplier" in data.keys:
         # A tenth of mscale_all_dim, rounded to f32: ten times the shortest number that rounds to it is what was meant.
         # mscale, of which the files say nothing, is the same number in all published models.
         tenth = np.float32(data.scaling_number("yarn_log_multiplier"))
         mscale = float(Decimal(str(tenth)) * 10)
-    elif data.under("rope.scaling.yarn_log_multiplier") not in (None, 0.0):
-        raise data.refusal(
-            "rope.scaling.yarn_log_multiplier", data.under("rope.scaling.yarn_log_multiplier"), "none"
-        )
     return Scaling(kind, factor, trained, low, high, 0.0, data.table.get("truncate", True), mscale, mscale)
 
 
@@ -150,7 +150,8 @@ def _windows(data: _Metadata, layers: int) -> dict[str, Any]:
     """Sliding windows, and positions of the layers that have one, in architectures that fix where they are."""
     if "slides" not in data.table:
         return {}
-    tokens = data.dimension("window_tokens", 0)
+    rotates = data.table.get("rotates_where_it_slides", False)
+    tokens = data.dimension("window_tokens", 0 if rotates else None)
     if not tokens:
         return {}
     slides = _repeated(data.table["slides"], layers)
@@ -158,7 +159,7 @@ def _windows(data: _Metadata, layers: int) -> dict[str, Any]:
     said = data.under(key)  # the period, or a flag of each layer
     if said is not None and said not in (period, [index in slides for index in range(layers)]):
         raise data.refusal(key, said, period)
-    rotated = {"rope_layers": slides} if data.table.get("rotates_where_it_slides") else {}
+    rotated = {"rope_layers": slides} if rotates else {}
     return {"window_tokens": tokens, "window_layers": slides, **rotated}
 
 

@@ -382,11 +382,13 @@ REFUSED = [
     ("QWEN3MOE", "attention.scale", 0.5, "attention.scale is 0.5, supported: none"),
     ("QWEN3MOE", "final_logit_softcapping", 30.0, "final_logit_softcapping is 30.0, supported: 0.0"),
     ("QWEN3MOE", "nextn_predict_layers", 1, "nextn_predict_layers is 1, supported: 0"),
+    ("QWEN3MOE", "attention.clamp_kqv", 8.0, "attention.clamp_kqv is 8.0, supported: 0.0"),
+    ("QWEN3MOE", "rope.scaling.attn_factor", 2.0, "rope.scaling.attn_factor is 2.0, supported: 1.0"),
     ("GPT_OSS", "attention.sliding_window_pattern", 3, "attention.sliding_window_pattern is 3, supported: 2"),
     ("GPT_OSS", "attention.sliding_window_pattern", [True, True, False], "[True, True, False], supported: 2"),
     ("GPT_OSS", "rope.freq_base_swa", 5.0, "rope.freq_base_swa is 5.0, supported: that of rope.freq_base, 150000.0"),
     ("GPT_OSS", "rope.scaling.yarn_ext_factor", 0.5, "rope.scaling.yarn_ext_factor is 0.5, supported: 1.0"),
-    ("GPT_OSS", "rope.scaling.yarn_log_multiplier", 0.1, "rope.scaling.yarn_log_multiplier is 0.1, supported: none"),
+    ("GPT_OSS", "rope.scaling.yarn_log_multiplier", 0.1, "rope.scaling.yarn_log_multiplier is 0.1, supported: 0.0"),
     ("GPT_OSS", "rope.scaling.original_context_length", None, "original_context_length is None, supported: 1.."),
     ("GPT_OSS", "rope.scaling.factor", None, "gpt-oss.rope.scaling.factor is None, must be 1..1e+06"),
     ("GPT_OSS", "swiglu_clamp_exp", [7.0] * 3, "swiglu_clamp_exp is [7.0, 7.0, 7.0], supported: none"),
@@ -414,7 +416,7 @@ def test_what_a_gguf_file_asks_for_and_the_records_do_not_get_is_refused(
 ) -> None:
     written = written_as(architecture)
     case = case_of(written)
-    more = yarn(1.0) if key == "expert_weights_norm" else {"n_group": 4} if "used_count" in key else {}
+    more = {"n_group": 4} if "used_count" in key else {}
     make_checkpoint(replace(case, more={**case.more, **more}), tmp_path)
     path = gguf_of(tmp_path, written, tmp_path / "g.gguf")
     from colibri import gguf_reader
@@ -426,6 +428,15 @@ def test_what_a_gguf_file_asks_for_and_the_records_do_not_get_is_refused(
         from_gguf(path)
     assert message in caught.value.message
     assert caught.value.code == (Code.ARGUMENT if key in INCOMPLETE else Code.UNSUPPORTED)
+
+
+def test_gpt_oss_without_the_width_of_its_windows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = written_as("GPT_OSS")
+    make_checkpoint(case_of(written), tmp_path)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_sliding_window", lambda writer, value: None)
+    with pytest.raises(ColibriError, match=r"has no gpt-oss\.attention\.sliding_window") as caught:
+        from_gguf(gguf_of(tmp_path, written, tmp_path / "g.gguf"))
+    assert caught.value.code == Code.ARGUMENT
 
 
 def test_yarn_of_deepseek_without_its_multiplier_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -878,8 +878,8 @@ def permuted(w: F32, heads: int) -> F32:
     return w.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def write_gguf(path: Path, experts: int = 3, scaling: str | None = None) -> Path:
-    """CONFIG as a GGUF file; `experts` 0 makes a dense model."""
+def write_gguf(path: Path, experts: int = 3, scaling: str | None = None, more: dict[str, float] | None = None) -> Path:
+    """CONFIG as a GGUF file; `experts` 0 makes a dense model; more: numbers of the RoPE scaling."""
     weights = mixtral_weights()
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
@@ -898,6 +898,8 @@ def write_gguf(path: Path, experts: int = 3, scaling: str | None = None) -> Path
         writer.add_expert_used_count(2)
     if scaling:
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    for key, value in (more or {}).items():
+        writer.add_float32(f"llama.rope.scaling.{key}", value)
     writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"])
     writer.add_tensor("output_norm.weight", weights["model.norm.weight"])
     writer.add_tensor("output.weight", weights["lm_head.weight"])
@@ -931,6 +933,41 @@ def test_a_gguf_file_gives_the_tensors_of_the_original_checkpoint(
     assert np.array_equal(stored(model, Role.HEAD), mixtral_weights()["lm_head.weight"])
     original = converted(checkpoint(tmp_path / "hf"))
     assert list(model.records.blocks()) == list(original.records.blocks())
+
+
+@pytest.mark.parametrize(
+    ("scaling", "more", "factor"),
+    [
+        (None, {}, 1.0),
+        (None, {"factor": 4.0}, 4.0),  # linear is what llama.cpp takes an absent type for
+        (None, {"factor": 0.0}, 1.0),
+        ("linear", {"factor": 4.0, "attn_factor": 1.0, "yarn_ext_factor": 0.0}, 4.0),
+        ("none", {"factor": 4.0}, 1.0),
+    ],
+)
+def test_the_rope_scaling_of_a_gguf_file_is_what_llama_cpp_makes_of_it(
+    tmp_path: Path, scaling: str | None, more: dict[str, float], factor: float
+) -> None:
+    model = converted(write_gguf(tmp_path / "m.gguf", scaling=scaling, more=more))
+    assert model.records.ropes[0].inv_freq[1] == float(np.float32(10000.0 ** (-1 / 8) / factor))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "more", "message"),
+    [
+        (None, {"attn_factor": 2.0}, "rope.scaling.attn_factor is 2.0, supported: 1.0"),
+        ("linear", {"factor": 4.0, "yarn_attn_factor": 0.5}, "rope.scaling.yarn_attn_factor is 0.5, supported: 1.0"),
+        ("linear", {"factor": 4.0, "yarn_ext_factor": 1.0}, "rope.scaling.yarn_ext_factor is 1.0, supported: 0.0"),
+        ("linear", {"factor": 4.0, "yarn_log_multiplier": 0.5}, "yarn_log_multiplier is 0.5, supported: 0.0"),
+        (None, {"alpha": 1000.0}, "rope.scaling.alpha is 1000.0, supported: 0.0"),
+    ],
+)
+def test_numbers_of_the_rope_scaling_that_the_records_do_not_get_are_refused(
+    tmp_path: Path, scaling: str | None, more: dict[str, float], message: str
+) -> None:
+    error = refusal(write_gguf(tmp_path / "m.gguf", scaling=scaling, more=more))
+    assert error.code == Code.UNSUPPORTED
+    assert message in error.message
 
 
 def test_gguf_files_that_cannot_be_run_are_refused_by_name(tmp_path: Path) -> None:
