@@ -136,7 +136,8 @@ def _refuse_part(name: str, table: dict[str, Any]) -> None:
 def rope_table(config: dict[str, Any], default: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Name and content of the one table of a configuration that counts; `default` where it has none.
 
-    As in transformers: `rope_scaling`, unless it is empty, stands for all of `rope_parameters`.
+    As in transformers: `rope_scaling`, unless it is empty, stands for all of `rope_parameters`; empty it is as if it
+    were not there, while empty `rope_parameters` are a table without scaling.
     """
     found: tuple[str, dict[str, Any]] | None = None
     for key in ("rope_scaling", "rope_parameters"):
@@ -145,7 +146,7 @@ def rope_table(config: dict[str, Any], default: dict[str, Any]) -> tuple[str, di
             raise ColibriError(
                 Code.ARGUMENT, f"config.json: {key} is {shown(repr(table))}, must be null or an object"
             )
-        if table is not None and not (found and found[1]):
+        if found is None and table is not None and (table or key == "rope_parameters"):
             found = key, table
     return found or ("rope_parameters", default)
 
@@ -158,7 +159,7 @@ def scaling_from_config(
         _refuse_part("partial_rotary_factor", config)
     if any(isinstance(value, dict) for value in table.values()):
         raise ColibriError(Code.UNSUPPORTED, f"config.json: {key} of each kind of layer, supported: one for all")
-    kind = table.get("rope_type", table.get("type")) or "default"
+    kind = table.get("rope_type") or table.get("type") or "default"
     if kind not in KINDS:
         raise ColibriError(
             Code.UNSUPPORTED, f"config.json: {key} of type {shown(repr(kind))}; supported: {', '.join(KINDS)}"

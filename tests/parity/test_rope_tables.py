@@ -22,6 +22,8 @@ LINEAR = {"rope_type": "linear", "factor": 4.0}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 CONFIGS: list[dict[str, Any]] = [
     {},
+    {"rope_scaling": {}},
+    {"rope_parameters": {}},
     {"rope_scaling": LINEAR, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     {"rope_scaling": {"rope_type": "default"}, "rope_parameters": LINEAR},
     {"rope_scaling": {**LINEAR, "rope_theta": 700.0}, "rope_parameters": {"rope_theta": 500.0}},

@@ -192,6 +192,7 @@ LINEAR = {"rope_type": "linear", "factor": 4.0}
         ({"rope_type": "default"}, LINEAR, 100.0, 1.0),
         (LINEAR | {"rope_theta": 700.0}, {"rope_theta": 500.0}, 700.0, 4.0),
         ({}, LINEAR | {"rope_theta": 500.0}, 500.0, 4.0),
+        ({"rope_type": None, "type": "linear", "factor": 4.0}, None, 100.0, 4.0),
         (None, {"rope_theta": 500.0}, 500.0, 1.0),
         (None, None, 100.0, 1.0),
     ],
