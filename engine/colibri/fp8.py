@@ -26,7 +26,8 @@ _FLOATS = ("F32", "BF16", "F16")
 def block_sizes(config: dict[str, Any]) -> tuple[int, int]:
     """Rows and columns of a block: those of `quantization_config`, 128 of each where it says none."""
     table = config.get("quantization_config")
-    found = (table.get("weight_block_size") if isinstance(table, dict) else None) or [128, 128]
+    said = table.get("weight_block_size") if isinstance(table, dict) else None
+    found = [128, 128] if said is None else said
     sizes = found if isinstance(found, list) else []
     if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= MAX_HIDDEN for n in sizes):
         raise ColibriError(

@@ -185,7 +185,7 @@ def test_matrices_of_8_bits_that_cannot_be_are_refused(tmp_path: Path, change: A
     assert message in caught.value.message
 
 
-@pytest.mark.parametrize("size", [[128], [0, 128], ["128", 128], 128])
+@pytest.mark.parametrize("size", [[128], [0, 128], ["128", 128], 128, 0, {}])
 def test_sizes_of_blocks_that_cannot_be_are_refused(tmp_path: Path, size: Any) -> None:
     config = {**CONFIG, "quantization_config": {"weight_block_size": size}}
     source = file_of(tmp_path / "hf", tensors(6)[0], config)
