@@ -59,48 +59,57 @@ CLASSES_BUILT: dict[Pretokenizer, tuple[int, ...]] = {
     ),
 }  # fmt: skip
 
-# A text is turned into one symbol per character before the regexes see it: the one of its class, or the character
-# itself where a pattern names it.
+# A text is turned into one symbol per character before the regexes see it: the one of its class, for characters of
+# contractions one of their class and of themselves, and for those that every pattern names the character.
 _SYMBOLS = {kind: chr(0x2460 + kind) for kind in range(32)}
+_SHORTENED = "'STREMVLDstremvld\u017f"
 
 
 class _Steps:
     """A pre-tokenizer over symbols: regexes one after another, each isolates what it matches."""
 
-    def __init__(self, classes: Sequence[int], patterns: Sequence[str], letters: tuple[str, str]) -> None:
-        """patterns: regexes in which {NAME} is a set of symbols; letters: upper and lower ones that they name."""
-        upper, lower = letters
-        self.named = frozenset(upper + lower + " \r\n/" + ("'" if upper else ""))
+    def __init__(self, classes: Sequence[int], patterns: Sequence[str]) -> None:
+        """patterns: regexes in which {name} is a set of symbols."""
         kinds = (int(CharacterClass.OTHER), *classes)
 
-        def of(*wanted: int) -> str:
-            return "".join(_SYMBOLS[kind] for kind in kinds if kind & 7 in wanted)
+        def every(wanted: Iterable[int]) -> str:
+            return "".join(self.symbol(char, kind) for kind in wanted for char in ("", *_SHORTENED))
 
-        def holding(flag: int) -> str:
-            return "".join(_SYMBOLS[kind] for kind in kinds if kind & flag)
+        def of(*wanted: int) -> str:
+            return every(kind for kind in kinds if kind & 7 in wanted)
 
         def without(excluded: str) -> str:
-            every = [*(_SYMBOLS[kind] for kind in kinds), *sorted(self.named)]
-            return "".join(symbol for symbol in every if symbol not in excluded)
+            return "".join(symbol for symbol in every(kinds) + " \r\n/" if symbol not in excluded)
 
         newlines, numbers, signs = "\r\n", of(_NUMBER), of(_SIGN) + "/"
-        spaces, every_letter = of(_SPACE) + " " + newlines, of(_LETTER, _UPPER, _LOWER) + upper + lower
+        spaces, letters = of(_SPACE) + " " + newlines, of(_LETTER, _UPPER, _LOWER)
         self.sets = {
             "space": spaces,
-            "letter": every_letter,
+            "letter": letters,
             "number": numbers,
-            "other": without(spaces + every_letter + numbers),
-            "lead": without(newlines + every_letter + numbers),
-            "big": of(_UPPER, _LETTER, _MARK) + upper,
-            "small": of(_LOWER, _LETTER, _MARK) + lower,
+            "other": without(spaces + letters + numbers),
+            "lead": without(newlines + letters + numbers),
+            "big": of(_UPPER, _LETTER, _MARK),
+            "small": of(_LOWER, _LETTER, _MARK),
             "sign": signs,
-            "sign_or_basic": signs + holding(_BASIC),
-            "asian": holding(_ASIAN),
-            "ascii_sign": _SYMBOLS[_SIGN + _BASIC] + "/",
-            "ascii_letter": _SYMBOLS[_LETTER + _BASIC],
-            "v3_lead": without(newlines + every_letter + signs),
+            "sign_or_basic": signs + every(kind for kind in kinds if kind & _BASIC),
+            "asian": every(kind for kind in kinds if kind & _ASIAN),
+            "ascii_sign": every([_SIGN + _BASIC]) + "/",
+            "ascii_letter": every([_LETTER + _BASIC]),
+            "v3_lead": without(newlines + letters + signs),
         }
-        self.regexes = [re.compile(re.sub(r"\{([a-z]\w+)\}", self._set, pattern)) for pattern in patterns]
+        for char in _SHORTENED:
+            self.sets[char] = "".join(self.symbol(char, kind) for kind in kinds)
+        for char in "stremvld":  # ignoring case, 's' is also U+017F, the long s
+            self.sets[f"any_{char}"] = self.sets[char] + self.sets[char.upper()] + self.sets["\u017f"] * (char == "s")
+        self.regexes = [re.compile(re.sub(r"\{([a-z']\w*)\}", self._set, pattern)) for pattern in patterns]
+
+    @staticmethod
+    def symbol(char: str, kind: int) -> str:
+        """Of a character; of one that no pattern names when char is empty."""
+        if char and char in " \r\n/":
+            return char
+        return chr(0xE000 + 32 * kind + _SHORTENED.index(char)) if char and char in _SHORTENED else _SYMBOLS[kind]
 
     def _set(self, name: re.Match[str]) -> str:
         return f"[{re.escape(self.sets[name[1]])}]"
@@ -123,10 +132,10 @@ class _Steps:
 
 _TAIL = r"{space}+(?={space}|\Z)|{space}+"
 _LINES = r"{space}*[\r\n]+"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?{letter}+| ?{number}+| ?{other}+|" + _TAIL
-# Ignoring case, 's' is also U+017F, the long s.
-_FOLDED = "'(?:[sS\u017f]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
-_MODERN = rf"{_FOLDED}|{{lead}}?{{letter}}+|%s| ?{{other}}+[\r\n]*|{_LINES}|{_TAIL}"
+_SHORT = "{'}(?:{s}|{t}|{r}{e}|{v}{e}|{m}|{l}{l}|{d})"
+_FOLDED = re.sub(r"\{(\w)", r"{any_\1", _SHORT)
+_GPT2 = _SHORT + r"| ?{letter}+| ?{number}+| ?{other}+|" + _TAIL
+_MODERN = _FOLDED + rf"|{{lead}}?{{letter}}+|%s| ?{{other}}+[\r\n]*|{_LINES}|{_TAIL}"
 _CASED = rf"{{lead}}?{{big}}*{{small}}+(?:{_FOLDED})?|{{lead}}?{{big}}+{{small}}*(?:{_FOLDED})?"
 _V3 = r"{ascii_sign}{ascii_letter}+|{v3_lead}?{letter}+| ?{sign}+[\r\n]*"
 _PATTERNS: dict[Pretokenizer, tuple[str, ...]] = {
@@ -143,14 +152,11 @@ _PATTERNS: dict[Pretokenizer, tuple[str, ...]] = {
     ),
     Pretokenizer.DEEPSEEK_V3: ("{number}{1,3}", "{asian}+", f"{_V3}|{_LINES}|{_TAIL}"),
 }  # fmt: skip
-_CONTRACTED = ("STREMVLD", "stremvld\u017f")
-_NOT_CONTRACTED = (Pretokenizer.DEEPSEEK_V2, Pretokenizer.DEEPSEEK_V3)
 
 
 @cache
 def _steps(kind: Pretokenizer) -> _Steps:
-    letters = ("", "") if kind in _NOT_CONTRACTED else _CONTRACTED
-    return _Steps(CLASSES_BUILT[kind], _PATTERNS[kind], letters)
+    return _Steps(CLASSES_BUILT[kind], _PATTERNS[kind])
 
 
 Merge = tuple[int, int, int, int]
@@ -408,8 +414,7 @@ class TokenizerSpec:
             code = ord(char)
             i = bisect_right(self._range_starts, code) - 1
             kind = self.class_ranges[i][2] if i >= 0 and code <= self.class_ranges[i][1] else 0
-            known = char if char in _steps(self.pretokenizer).named else _SYMBOLS[kind]
-            self._symbols[char] = known
+            known = self._symbols[char] = _Steps.symbol(char, kind)
         return known
 
     @cached_property

@@ -22,7 +22,7 @@ from colibri import tokenizer_import
 from colibri._spec import NONE_INDEX, Code, Pretokenizer, TokenizerFlag
 from colibri._unicode import UNICODE_VERSION
 from colibri.errors import ColibriError
-from colibri.tokenizer import HEADER, TokenizerSpec
+from colibri.tokenizer import CLASSES_BUILT, HEADER, TokenizerSpec
 from colibri.tokenizer_patterns import PATTERNS, class_ranges
 from native_cases import REPOSITORY, assert_agrees, assert_passes, outcome
 
@@ -189,6 +189,23 @@ def test_the_c_tokenizer_gives_the_ids_of_the_python_one(pretokenizer: Pretokeni
         for text in texts(rng, 250) + few:
             cases.append(encode_case(spec, text))
             cases.append(encode_case(spec, text, chat=True))
+    assert_agrees("test_tokenizer", cases, tmp_path / "cases.txt")
+
+
+@pytest.mark.parametrize("pretokenizer", BUILT)
+def test_any_table_of_classes_gives_the_same_ids_in_c_and_python(pretokenizer: Pretokenizer, tmp_path: Path) -> None:
+    """Letters that are numbers, spaces that are signs: whatever a file says, both read it alike."""
+    rng = random.Random(100 + pretokenizer)
+    spec = train(Pretokenizer.NONE, 400, corpus=touching(rng, 5000))
+    characters = sorted(set(touching(rng, 3000)) | set("0123456789,.-STREMVLDtrem\u00a0"))
+    cases = []
+    for n in range(25):
+        rows = [(ord(c), ord(c), rng.choice(CLASSES_BUILT[pretokenizer])) for c in characters if rng.random() < 0.8]
+        changed = dataclasses.replace(spec, pretokenizer=pretokenizer, class_ranges=rows)
+        cases.append(write_section(changed, tmp_path / f"section{n}"))
+        for _ in range(60):
+            text = "".join(rng.choices([*characters, "'s", "'LL", "\n\n", "  "], k=rng.randrange(60)))
+            cases.append(encode_case(changed, text.encode()))
     assert_agrees("test_tokenizer", cases, tmp_path / "cases.txt")
 
 
