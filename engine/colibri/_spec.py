@@ -692,7 +692,7 @@ ERROR_TEXT: dict[int, str] = {
     -3: "unsupported format version",
     -4: "file is shorter than it says",
     -5: "file is empty",
-    -6: "unknown required feature",
+    -6: "invalid required feature",
     -7: "malformed header",
     -8: "malformed section table",
     -9: "malformed record",

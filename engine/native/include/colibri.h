@@ -45,7 +45,7 @@ enum colibri_code {
     COLIBRI_ERR_VERSION = -3, /* unsupported format version */
     COLIBRI_ERR_TRUNCATED = -4, /* file is shorter than it says */
     COLIBRI_ERR_EMPTY = -5, /* file is empty */
-    COLIBRI_ERR_FEATURE = -6, /* unknown required feature */
+    COLIBRI_ERR_FEATURE = -6, /* invalid required feature */
     COLIBRI_ERR_HEADER = -7, /* malformed header */
     COLIBRI_ERR_SECTION = -8, /* malformed section table */
     COLIBRI_ERR_RECORD = -9, /* malformed record */

@@ -566,7 +566,7 @@ _Static_assert(sizeof(struct cb_calibration_layer) == 16, "cb_calibration_layer:
     X(-3, 3, "version", "unsupported format version") \
     X(-4, 3, "truncated", "file is shorter than it says") \
     X(-5, 3, "empty", "file is empty") \
-    X(-6, 3, "feature", "unknown required feature") \
+    X(-6, 3, "feature", "invalid required feature") \
     X(-7, 3, "header", "malformed header") \
     X(-8, 3, "section", "malformed section table") \
     X(-9, 3, "record", "malformed record") \
