@@ -414,6 +414,8 @@ class TokenizerSpec:
             code = ord(char)
             i = bisect_right(self._range_starts, code) - 1
             kind = self.class_ranges[i][2] if i >= 0 and code <= self.class_ranges[i][1] else 0
+            if 0xD800 <= code < 0xE000:  # what an invalid byte is decoded to
+                kind = int(CharacterClass.OTHER)
             known = self._symbols[char] = _Steps.symbol(char, kind)
         return known
 

@@ -194,18 +194,19 @@ def test_the_c_tokenizer_gives_the_ids_of_the_python_one(pretokenizer: Pretokeni
 
 @pytest.mark.parametrize("pretokenizer", BUILT)
 def test_any_table_of_classes_gives_the_same_ids_in_c_and_python(pretokenizer: Pretokenizer, tmp_path: Path) -> None:
-    """Letters that are numbers, spaces that are signs: whatever a file says, both read it alike."""
+    """Letters that are numbers, spaces that are signs, surrogates with a class: both read alike what a file says."""
     rng = random.Random(100 + pretokenizer)
     spec = train(Pretokenizer.NONE, 400, corpus=touching(rng, 5000))
     characters = sorted(set(touching(rng, 3000)) | set("0123456789,.-STREMVLDtrem\u00a0"))
     cases = []
     for n in range(25):
         rows = [(ord(c), ord(c), rng.choice(CLASSES_BUILT[pretokenizer])) for c in characters if rng.random() < 0.8]
+        rows.append((0xD800, 0xDFFF, rng.choice(CLASSES_BUILT[pretokenizer])))  # no text has such a character
         changed = dataclasses.replace(spec, pretokenizer=pretokenizer, class_ranges=rows)
         cases.append(write_section(changed, tmp_path / f"section{n}"))
+        pieces = [*(text.encode() for text in [*characters, "'s", "'LL", "\n\n", "  "]), *INVALID]
         for _ in range(60):
-            text = "".join(rng.choices([*characters, "'s", "'LL", "\n\n", "  "], k=rng.randrange(60)))
-            cases.append(encode_case(changed, text.encode()))
+            cases.append(encode_case(changed, b"".join(rng.choices(pieces, k=rng.randrange(60)))))
     assert_agrees("test_tokenizer", cases, tmp_path / "cases.txt")
 
 
