@@ -56,7 +56,8 @@ class _Metadata:
         return self.source.value(f"{self.architecture}.{key}")
 
     def refusal(self, key: str, found: Any, supported: Any, code: Code = Code.UNSUPPORTED) -> ColibriError:
-        text = f"{self.prefix}{self.architecture}.{key} is {shown(repr(found))}, supported: {supported}"
+        # What is supported may be another value of the file.
+        text = f"{self.prefix}{self.architecture}.{key} is {shown(repr(found))}, supported: {shown(str(supported))}"
         return ColibriError(code, text)
 
     def value(self, name: str, default: Any = None) -> Any:

@@ -39,6 +39,7 @@ from colibri.convert import convert
 from colibri.errors import ColibriError
 from colibri.files import create_temporary, remove_stale, write_file
 from colibri.format import ModelFile, open_model
+from colibri.gguf_reader import Gguf
 from colibri.job import Precision, run_job
 from colibri.layout import F32, unpack
 from colibri.recipe import load_recipe
@@ -969,6 +970,21 @@ def test_numbers_of_the_rope_scaling_that_the_records_do_not_get_are_refused(
     error = refusal(write_gguf(tmp_path / "m.gguf", scaling=scaling, more=more))
     assert error.code == Code.UNSUPPORTED
     assert message in error.message
+
+
+@pytest.mark.parametrize(
+    ("key", "other"), [("rope.freq_base_swa", "rope.freq_base"), ("attention.value_length", "attention.key_length")]
+)
+def test_a_value_that_a_terminal_would_obey_is_not_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, other: str
+) -> None:
+    path, ask = write_gguf(tmp_path / "m.gguf"), Gguf.value
+    hostile = {f"llama.{key}": 1.0, f"llama.{other}": "\x1b[2J" + 500 * "x"}
+    monkeypatch.setattr(Gguf, "value", lambda source, asked: hostile.get(asked, ask(source, asked)))
+    error = refusal(path)
+    assert f"llama.{key} is 1.0, supported: " in error.message
+    assert "\x1b" not in error.message
+    assert len(error.message) < 200 + len(str(path))
 
 
 def test_gguf_files_that_cannot_be_run_are_refused_by_name(tmp_path: Path) -> None:
