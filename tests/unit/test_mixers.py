@@ -102,9 +102,9 @@ def test_layers_with_a_window_that_is_null_are_refused() -> None:
     assert "layer_types has sliding_attention, and sliding_window is null or 0" in error.message
 
 
-def test_gpt_oss_without_a_table_of_rope_has_that_of_its_family() -> None:
-    for empty in (None, {}):
-        assert records("gpt_oss", GPT_OSS, rope_scaling=empty).ropes == records("gpt_oss", GPT_OSS).ropes
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_gpt_oss_without_a_table_of_rope_has_that_of_its_family(nothing: Any) -> None:
+    assert records("gpt_oss", GPT_OSS, rope_scaling=nothing).ropes == records("gpt_oss", GPT_OSS).ropes
     plain = records("gpt_oss", GPT_OSS, rope_scaling=None, rope_parameters={"rope_type": "default"})
     assert plain.ropes[0].attention_factor == 1.0
 
