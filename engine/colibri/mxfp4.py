@@ -37,7 +37,7 @@ class Mxfp4:
 
     def __init__(self, source: TensorFiles) -> None:
         self.source = source
-        shapes = source.shapes()
+        shapes, kinds = source.shapes(), source.dtypes()
         self._packed: dict[str, tuple[int, ...]] = {}
         for blocks, shape in shapes.items():
             name = blocks.removesuffix(_BLOCKS)
@@ -50,7 +50,6 @@ class Mxfp4:
                     f"{shown(blocks)} has the shape {list(shape)} and {shown(scales)} {list(shapes[scales])}, must be "
                     "[experts, rows, groups, 16] and [experts, rows, groups]",
                 )
-            kinds = source.dtypes()
             if {kinds[blocks], kinds[scales]} != {"U8"}:
                 raise ColibriError(
                     Code.TENSOR,

@@ -117,3 +117,24 @@ def test_malformed_packed_experts_are_refused(tmp_path: Path, change: Any, code:
         convert(written(tmp_path / "hf", packed), tmp_path / "m.colibri", FLOAT, tokenizer=False, quiet=True)
     assert caught.value.code == code
     assert message in caught.value.message
+
+
+def test_dtypes_are_asked_for_once_whatever_the_number_of_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer lists every tensor: asked for each stack, a file of many would keep the converter busy for hours."""
+    packed: dict[str, Any] = {}
+    for stack in range(50):
+        packed[f"{stack}_blocks"] = np.zeros((1, 1, 1, 16), np.uint8)
+        packed[f"{stack}_scales"] = np.zeros((1, 1, 1), np.uint8)
+    source = Safetensors(written(tmp_path / "hf", packed))
+    answers: list[dict[str, str]] = []
+    ask = source.dtypes
+
+    def dtypes() -> dict[str, str]:
+        answers.append(ask())
+        return answers[-1]
+
+    monkeypatch.setattr(source, "dtypes", dtypes)
+    assert len(Mxfp4(source).shapes()) == 50
+    assert len(answers) == 1
