@@ -110,7 +110,7 @@ def with_literals(spec: TokenizerSpec) -> TokenizerSpec:
 
 def touching(rng: random.Random, length: int) -> str:
     """Characters that patterns tell apart, each beside each other one: the merges of such a text cross every border."""
-    return "".join(rng.choices("asSlLvde'1٣ \n\r\t!éſ ", k=length))
+    return "".join(rng.choices("asSlLvde'1٣ \n\r\t!/éſ ", k=length))
 
 
 def letters(rng: random.Random, length: int) -> str:

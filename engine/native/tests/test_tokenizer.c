@@ -441,13 +441,16 @@ static void test_pretokenizers_of_cases_and_steps(void)
     CHECK(splits(o200k, "Hello| World|Camel|Case| ABC'd|x| it's| IT'LL| a'\xc5\xbf|123|45"));
     CHECK(splits(o200k, "\xe4\xb8\xad" "A\xe4\xb8\xad|AB")); /* the last letter that may be small */
     CHECK(splits(o200k, "\xcc\x81|AB|!\xcc\x81|ABC| x\xcc\x81|Y\xcc\x81|ZZ"));
+    CHECK(splits(o200k, "A\xcc\x81" "Bc|D")); /* a mark between large letters */
     CHECK(splits(o200k, "a|//\n/| \n|  | b|\xff\xcc\xcc\x81"));
     CHECK(splits(v2, "Hello| world|,| w|\xc3\xa9|b| |1|2|\n|\r| |\xe4\xb8\xad|\xe0\xa5\xa6|  | x"));
     CHECK(splits(v2, "  | a| |\xe3\x80\x80|\xc2\xa0|\xe3\x80\x80|!")); /* a space that is a sign too */
     CHECK(splits(v2, "\xe3\x80\x80|\xe4\xb8\xad"));
+    CHECK(splits(v2, "\xc2\xa0" "a|\t!|\t| b"));
     CHECK(splits(v2, "\xe2\x80\x83\xe2\x80\x98|\xe0\xa5\xa6|\xff\xff|\xe2\x80\x83"));
     CHECK(splits(v3, "def| f|(x|):\n|\t| return| x|_y| =| |123|4|.\n\n| | \xc3\x97!|\xc3\xa9"));
     CHECK(splits(v3, " |\xe4\xb8\xad\xe3\x81\x82|\xe3\x83\xbb|\xe4\xb8\xad|a|\xe3\x81\x80|b\xcc\x81"));
+    CHECK(splits(v3, "/ab|/|\xc3\xa9| /|a|//\n|b|\n|c"));
     CHECK(splits(v3, "\x01\x02|\x01" "a|\xff\xff| |\x7f| |\x7f"));
 }
 
