@@ -4,7 +4,7 @@
 #
 #   COLIBRI_MODEL         name of the model: COLIBRI_MODEL.colibri, COLIBRI_MODEL.golden.json
 #   COLIBRI_MODEL_ROOT    root hash of the file, 64 hexadecimal digits; a build that gets another one fails
-#   COLIBRI_MODEL_DIR     a folder with a finished file and its golden results; or
+#   COLIBRI_MODEL_DIR     a folder with a finished file and its golden results, for recipes without
 #   COLIBRI_MODEL_RECIPE  a recipe of configs/models/ (below COLIBRI_REPOSITORY), converted here: the same
 #                         bytes on every machine. Sources that it names are the recipe's SRC_URI.
 #   COLIBRI_GOLDEN        prompts of the golden results, as options of `colibri golden`
@@ -19,21 +19,23 @@ inherit allarch python3native
 COLIBRI_MODEL_DIR ?= ""
 COLIBRI_MODEL_ROOT ?= ""
 COLIBRI_MODEL_RECIPE ?= ""
+# The folder is set for all recipes at once (local.conf): one that names its conversion does not look there.
+COLIBRI_MODEL_FINISHED = "${@'' if d.getVar('COLIBRI_MODEL_RECIPE') else d.getVar('COLIBRI_MODEL_DIR')}"
 COLIBRI_GOLDEN ?= "--prompt=Hello --tokens=16"
 # Licence of a model that carries none, as SPDX words; a model that carries one must agree with LICENSE.
 COLIBRI_MODEL_LICENSE ?= "${LICENSE}"
 
 INHIBIT_DEFAULT_DEPS = "1"
 # Only a conversion computes.
-DEPENDS += "${@'' if d.getVar('COLIBRI_MODEL_DIR') else 'python3-numpy-native'}"
+DEPENDS += "${@'' if d.getVar('COLIBRI_MODEL_FINISHED') else 'python3-numpy-native'}"
 
 FILESEXTRAPATHS:prepend := "${COLIBRI_REPOSITORY}:"
-FILESEXTRAPATHS:prepend = "${COLIBRI_MODEL_DIR}:"
+FILESEXTRAPATHS:prepend = "${COLIBRI_MODEL_FINISHED}:"
 SRC_URI += "\
     file://engine/colibri \
     file://engine/VERSION \
     file://LICENSE \
-    ${@'file://${COLIBRI_MODEL}.colibri file://${COLIBRI_MODEL}.golden.json' if d.getVar('COLIBRI_MODEL_DIR') else 'file://${COLIBRI_MODEL_RECIPE} file://configs/models/licenses'} \
+    ${@'file://${COLIBRI_MODEL}.colibri file://${COLIBRI_MODEL}.golden.json' if d.getVar('COLIBRI_MODEL_FINISHED') else 'file://${COLIBRI_MODEL_RECIPE} file://configs/models/licenses'} \
 "
 S = "${UNPACKDIR}"
 
@@ -49,7 +51,7 @@ do_compile() {
     mkdir -p ${B}/out
     model=${B}/out/${COLIBRI_MODEL}.colibri
     golden=${B}/out/${COLIBRI_MODEL}.golden.json
-    if [ -n "${COLIBRI_MODEL_DIR}" ]; then
+    if [ -n "${COLIBRI_MODEL_FINISHED}" ]; then
         cp ${S}/${COLIBRI_MODEL}.colibri ${S}/${COLIBRI_MODEL}.golden.json ${B}/out
         ${COLIBRI_TOOL} verify $model
     else

@@ -72,6 +72,19 @@ def test_bitbakes_parser_takes_the_recipe(tools: Path, recipe: Path) -> None:
         assert values["PV"] == VERSION
 
 
+def test_a_folder_of_models_changes_no_recipe_that_converts(tools: Path) -> None:
+    models = LAYER / "recipes-colibri" / "models"
+    settings = {"COLIBRI_MODEL_DIR": "/models-of-a-test", "COLIBRI_CUSTOM_MODEL": "own"}
+    tiny = models / f"colibri-model-tiny_{VERSION}.bb"
+    without, beside = parsed(tools, tiny), parsed(tools, tiny, **settings)
+    assert beside["SRC_URI"].split() == without["SRC_URI"].split()
+    assert "file://configs/models/tiny.toml" in beside["SRC_URI"].split()
+    assert "python3-numpy-native" in beside["DEPENDS"]
+    own = parsed(tools, models / f"colibri-model-custom_{VERSION}.bb", **settings)
+    assert {"file://own.colibri", "file://own.golden.json"} <= set(own["SRC_URI"].split())
+    assert "python3-numpy-native" not in own["DEPENDS"]
+
+
 def test_a_recipe_with_a_mistake_is_not_taken(tools: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "broken_1.0.bb"
     recipe.write_text('SUMMARY = "no end\n')
