@@ -290,11 +290,11 @@ def _flag(node: Mapping[str, Any], key: str, default: bool) -> bool:
 def _step(part: Mapping[str, Any]) -> str | None:
     """The pattern that a pre-tokenizer in front of ByteLevel isolates; None when it does something else."""
     if part.get("type") == "Digits":
-        return NUMBER if part.get("individual_digits") else None
+        return NUMBER if _flag(part, "individual_digits", False) else None
     regex = part.get("pattern", {}).get("Regex") if part.get("type") == "Split" else None
     if not isinstance(regex, str):
         return None
-    kept = (part.get("behavior"), part.get("invert") or False)
+    kept = (part.get("behavior"), _flag(part, "invert", False))
     # A pattern that is a pre-tokenizer alone leaves nothing over that could be removed.
     isolates = kept == ("Isolated", False) or (kept == ("Removed", True) and known([regex]) is not None)
     return regex if isolates else None

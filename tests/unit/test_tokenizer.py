@@ -580,10 +580,10 @@ def test_bos_comes_from_the_post_processor_and_the_configuration_decides(tmp_pat
 LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
 
 
-def steps_of(kind: Pretokenizer, **options: Any) -> dict[str, Any]:
+def steps_of(kind: Pretokenizer, digits: object = True, **options: Any) -> dict[str, Any]:
     """A pre_tokenizer of tokenizer.json: a Split for each pattern, Digits for single numbers."""
     steps: list[dict[str, Any]] = [
-        {"type": "Digits", "individual_digits": True} if pattern == r"\p{N}" else
+        {"type": "Digits", "individual_digits": digits} if pattern == r"\p{N}" else
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False, **options}
         for pattern in PATTERNS[kind]
     ]  # fmt: skip
@@ -732,6 +732,11 @@ def test_hugging_face_tokenizers_that_the_section_cannot_express_are_refused(
         ({"post_processor": {"type": "TemplateProcessing", "single": [{}]}}, Code.ARGUMENT, "malformed: StopIteration"),
         ({"model": {"vocab": {"a": 0}, "merges": [], "ignore_merges": "no"}}, Code.ARGUMENT, "ignore_merges is 'no'"),
         ({"pre_tokenizer": {"type": "ByteLevel", "use_regex": 0}}, Code.ARGUMENT, "use_regex is 0, must be true or"),
+        (
+            {"pre_tokenizer": steps_of(Pretokenizer.DEEPSEEK_V2, digits="no")}, Code.ARGUMENT,
+            "individual_digits is 'no', must be",
+        ),
+        ({"pre_tokenizer": steps_of(Pretokenizer.LLAMA3, invert=0)}, Code.ARGUMENT, "invert is 0, must be true or"),
         ({"post_processor": [1]}, Code.ARGUMENT, "malformed: AttributeError"),
     ],
 )
