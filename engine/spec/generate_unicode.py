@@ -4,8 +4,8 @@
     python3.11 engine/spec/generate_unicode.py           # write the file
     python3.11 engine/spec/generate_unicode.py --check   # exit 1 when the committed file differs
 
-What a pre-tokenizer needs of the table travels in its model file, so it must not depend on the interpreter that converts: it is made
-once from one Unicode version and committed. Only an interpreter with that version may make it.
+What a pre-tokenizer needs of the table travels in its model file, so it must not depend on the interpreter that
+converts: it is made once from one Unicode version and committed. Only an interpreter with that version may make it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import random
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 from colibri import tokenizer_import
-from colibri._spec import NONE_INDEX, Code, Pretokenizer, TokenizerFlag
+from colibri._spec import NONE_INDEX, CharacterClass, Code, Pretokenizer, TokenizerFlag
 from colibri._unicode import UNICODE_VERSION
 from colibri.errors import ColibriError
 from colibri.tokenizer import CLASSES_BUILT, HEADER, TokenizerSpec
@@ -207,6 +208,26 @@ def test_any_table_of_classes_gives_the_same_ids_in_c_and_python(pretokenizer: P
         pieces = [*(text.encode() for text in [*characters, "'s", "'LL", "\n\n", "  "]), *INVALID]
         for _ in range(60):
             cases.append(encode_case(changed, b"".join(rng.choices(pieces, k=rng.randrange(60)))))
+    assert_agrees("test_tokenizer", cases, tmp_path / "cases.txt")
+
+
+def test_c_and_python_have_the_same_classes_in_each_pretokenizer_and_refuse_the_others(tmp_path: Path) -> None:
+    cases = []
+    for pretokenizer in BUILT:
+        spec = dataclasses.replace(train(pretokenizer, 0), class_ranges=[(0xABCDE, 0xABCDF, CharacterClass.SPACE)])
+        assert {kind for _, _, kind in class_ranges(pretokenizer)} == set(CLASSES_BUILT[pretokenizer])
+        before, after = spec.to_section().split(struct.pack("<II", 0xABCDE | CharacterClass.SPACE << 24, 0xABCDF))
+        for kind in range(256):
+            section = before + struct.pack("<II", 0xABCDE | kind << 24, 0xABCDF) + after
+            path = tmp_path / f"{pretokenizer.name}-{kind}"
+            path.write_bytes(section)
+            code = 0 if kind in CLASSES_BUILT[pretokenizer] else int(Code.TOKENIZER)
+            cases.append(f"section {path} {len(spec.tokens)} {code}")
+            if code == 0:
+                TokenizerSpec.from_section(section)
+            else:
+                with pytest.raises(ColibriError, match=f"class range 0 has class {kind}, which its pre-tokenizer"):
+                    TokenizerSpec.from_section(section)
     assert_agrees("test_tokenizer", cases, tmp_path / "cases.txt")
 
 
