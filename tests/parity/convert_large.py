@@ -6,7 +6,7 @@
 The checkpoint is that of a Qwen3-MoE with 128 experts, hidden 2,048 and 48 layers, of which the first
 `layers` are made: a shard per layer, the first with random weights, the others sparse files of zeros, so
 it takes 1.2 GB of disk and the result 1.1 GB and 0.34 GB a layer. What grows with the layers is measured
-with two numbers of them; 48 are the whole model (17 GB, 20 minutes of a processor a conversion). With
+with two numbers of them; 48 are the whole model (18 GB, 20 minutes of a processor a conversion). With
 --once the conversion that nobody disturbs, and with it the comparison, is left out; the file is verified
 instead. FOLDER is emptied of everything this makes.
 """
