@@ -211,7 +211,11 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-n", "--tokens", type=int, default=0, metavar="N", help="stop after N tokens; 0 = all")
     parser.add_argument(
-        "--window", type=int, default=WINDOW_TOKENS, metavar="N", help=f"tokens of a sequence (default {WINDOW_TOKENS})"
+        "--window",
+        type=int,
+        default=WINDOW_TOKENS,
+        metavar="N",
+        help=f"tokens of a sequence (default {WINDOW_TOKENS}), at most the context of the model",
     )
     parser.add_argument("-t", "--threads", type=int, default=0, help="0 = CPUs, at most 4")
     parser.add_argument("--kv", choices=("f16", "f32"), default="f16", help="KV cache of MODEL; that of BASE is f32")
@@ -267,16 +271,22 @@ def as_json(result: Comparison | Score, tokens: int, engine: str) -> str:
 
 
 class _Progress:
-    """A line on stderr that is written over."""
+    """A line on stderr that is written over where that is a terminal, else a line for every tenth."""
 
     def __init__(self, total: int, quiet: bool) -> None:
-        self._total, self._quiet = total, quiet
+        self._total, self._quiet, self._shown = total, quiet, 0
+        self._terminal = sys.stderr.isatty()
 
     def __call__(self, done: int) -> None:
-        if not self._quiet and (done % 64 == 0 or done == self._total):
-            print(f"\r{done:,} of {self._total:,} tokens", end="", file=sys.stderr, flush=True)
-            if done == self._total:
-                print(file=sys.stderr)
+        line, tenth = f"{done:,} of {self._total:,} tokens", done * 10 // self._total
+        if self._quiet:
+            return
+        if not self._terminal:
+            if tenth > self._shown:
+                self._shown = tenth
+                print(line, file=sys.stderr, flush=True)
+        elif done % 64 == 0 or done == self._total:
+            print(f"\r{line}", end="\n" if done == self._total else "", file=sys.stderr, flush=True)
 
 
 def _run(args: argparse.Namespace, text: bytes, base_path: Path | None) -> tuple[Comparison | Score, int, str]:

@@ -137,6 +137,14 @@ def test_without_a_base_the_perplexity_is_printed(
 
 
 @pytest.mark.usefixtures("native_library")
+def test_progress_is_a_line_per_tenth_where_no_terminal_is(
+    models: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    exact, _, text = models
+    assert main(["eval", str(exact), "--text", str(text), "-n", "21", "--window", "21"]) == 0
+    assert capsys.readouterr().err.split("\n") == [*(f"{done} of 20 tokens" for done in range(2, 21, 2)), ""]
+
+
 def test_files_of_two_models_are_not_compared(
     models: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
