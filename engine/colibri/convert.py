@@ -261,7 +261,12 @@ def huggingface_job(
     drop_nfc: bool = False,
 ) -> Job:
     """A job from a directory with config.json and safetensors or pytorch_model.bin."""
-    config = load_json(inside(directory, "config.json"))
+    path = inside(directory, "config.json")
+    if not os.path.lexists(path):
+        raise ColibriError(
+            Code.OPEN, f"{directory} has no config.json; give the folder of a checkpoint, as save_pretrained writes it"
+        )
+    config = load_json(path)
     architectures = architectures_of(config)
     key = family_of(architectures, model_type_of(config))
     family = FAMILIES[key]
@@ -373,9 +378,13 @@ def checkpoint_job(
         return gguf_job(path, precision, context_tokens, tokenizer, chat)
     if path.exists():
         raise ColibriError(
-            Code.ARGUMENT, f"{path} is neither a directory with config.json nor a .gguf file; give one of them"
+            Code.ARGUMENT,
+            f"{path} is neither a directory with config.json nor a .gguf file; give one of them "
+            "(of a checkpoint the folder, not a file in it)",
         )
-    raise ColibriError(Code.OPEN, f"{path}: no such file or directory")
+    raise ColibriError(
+        Code.OPEN, f"{path}: no such file or directory; nothing is downloaded: give a path on this machine"
+    )
 
 
 def convert(

@@ -22,6 +22,7 @@ from colibri._spec import Code
 from colibri.errors import ColibriError, WriteError, shown
 
 MAX_JSON_BYTES = 1 << 28  # ten times the largest published tokenizer.json
+_POINTER = b"version https://git-lfs.github.com/spec/"  # what a clone without git-lfs has in place of a large file
 
 
 def open_regular(path: Path) -> int:
@@ -35,6 +36,12 @@ def open_regular(path: Path) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ColibriError(Code.OPEN, f"{path} is not a regular file; give the file itself")
+    with contextlib.suppress(OSError):  # whoever reads it says so
+        if os.pread(descriptor, len(_POINTER), 0) == _POINTER:
+            os.close(descriptor)
+            raise ColibriError(
+                Code.BAD_MAGIC, f"{path} is a pointer of git-lfs, not the file; run `git lfs pull` in its folder"
+            )
     return descriptor
 
 

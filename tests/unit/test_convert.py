@@ -835,7 +835,16 @@ def test_sources_that_are_no_checkpoint_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file.bin").write_bytes(b"x")
     assert refusal(tmp_path / "file.bin").code == Code.ARGUMENT
     (tmp_path / "empty").mkdir()
-    assert "config.json: No such file" in refusal(tmp_path / "empty").message
+    assert "empty has no config.json; give the folder of a checkpoint" in refusal(tmp_path / "empty").message
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pointer_of_git_lfs_is_named_as_one(name: str, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "hf")
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4096\n")
+    error = refusal(folder)
+    assert error.code == Code.BAD_MAGIC
+    assert error.message == f"{folder / name} is a pointer of git-lfs, not the file; run `git lfs pull` in its folder"
 
 
 def test_a_checkpoint_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
