@@ -20,6 +20,14 @@ _MODEL_FIXES = {
     Code.SIGNATURE: "",
     Code.WEIGHTS: "convert the model again from a checkpoint without NaN or infinity",
 }
+# What an option of the library is called on the command line, as in engine/native/tools/output.c.
+_OPTIONS = {
+    "context_tokens": "--context",
+    "batch_tokens": "--batch",
+    "max_text_bytes": "--max-text",
+    "expert_slots": "--slots",
+    "budget_bytes": "--budget",
+}
 _NOT_ALLOWED = "give a path in a folder that you may write to"
 _WRITE_FIXES = {
     errno.ENOENT: "make its folder first, or give another path",
@@ -111,6 +119,9 @@ class MissingPackage(ColibriError):
 def for_people(error: ColibriError, kind: bool = True) -> str:
     """The line of a command: the model's file, what is wrong, what to do. kind: with the general text of the code."""
     text = str(error) if kind else error.message
+    if error.code == Code.BUDGET:
+        for name, option in _OPTIONS.items():
+            text = text.replace(name, option)
     if error.file is not None and error.exit_code == ERROR_EXIT[Code.TRUNCATED]:
         fix = _MODEL_FIXES.get(error.code, _DAMAGED)
         if fix and ";" not in error.message:

@@ -316,7 +316,10 @@ def test_plan_below_the_floor_is_refused_with_the_number(model: Path, capsys: py
         floor = plan_file(file, PlanOptions(threads=4)).floor_bytes
     code, out, err = run(capsys, model, "--board", "rk3588", "--budget", str(floor - 1))
     assert (code, out) == (4, "")
-    assert f"the budget is {floor - 1}, the floor {floor}" in err
+    assert f"the budget is {floor - 1}, the floor {floor}; lower --context (" in err
+    assert "), --batch (" in err
+    assert "), --max-text (" in err
+    assert f" or raise --budget to {floor}, if that much is free" in err
     assert run(capsys, model, "--board", "rk3588", "--budget", str(floor))[0] == 0
 
 
