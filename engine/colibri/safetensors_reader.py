@@ -70,6 +70,11 @@ def _header(text: bytes, path: Path) -> dict[str, Any]:
     metadata = header.get("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ColibriError(Code.HEADER, f"{path}: __metadata__ is no object of strings", 8)
+    for word in (*header, *metadata, *metadata.values()):
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise ColibriError(Code.HEADER, f"{path}: {shown(word)} has half a surrogate pair", 8) from error
     return header
 
 
@@ -80,6 +85,7 @@ def _place(path: Path, descriptor: int, name: str, entry: Any, base: int, size: 
         first, end = entry["data_offsets"]
         numbers = (*shape, first, end)
         good = len(entry) == 3 and isinstance(dtype, str) and len(shape) <= MAX_RANK
+        good = good and isinstance(entry["shape"], list)  # {} and "" would be a scalar
         good = good and all(type(n) is int and 0 <= n < 1 << 63 for n in numbers)
     except (TypeError, KeyError, ValueError):
         good = False

@@ -95,6 +95,18 @@ BAD_HEADERS: dict[str, tuple[Code, Any, bytes, int | None, str]] = {
         Code.TENSOR, {"x": {**entry("F32", [1], 0, 4), "more": 1}}, bytes(4), None, "malformed entry of tensor x",
     ),
     "entry that is a number": (Code.TENSOR, {"x": 3}, b"", None, "malformed entry"),
+    "name with half a surrogate pair": (
+        Code.HEADER, {"\ud800": entry("F32", [], 0, 4)}, bytes(4), None, "has half a surrogate pair",
+    ),
+    "metadata with half a surrogate pair": (
+        Code.HEADER, {"__metadata__": {"a": "\ud800"}}, b"", None, "has half a surrogate pair",
+    ),
+    "shape that is an object": (
+        Code.TENSOR, {"x": {**entry("F32", [], 0, 4), "shape": {}}}, bytes(4), None, "malformed entry of tensor x",
+    ),
+    "shape that is a text": (
+        Code.TENSOR, {"x": {**entry("F32", [], 0, 4), "shape": ""}}, bytes(4), None, "malformed entry of tensor x",
+    ),
     "negative dimension": (Code.TENSOR, {"x": entry("F32", [-1, -1], 0, 4)}, bytes(4), None, "malformed entry"),
     "negative offsets": (Code.TENSOR, {"x": entry("F32", [1], -4, 0)}, bytes(4), None, "malformed entry"),
     "offsets in reverse": (Code.TENSOR, {"x": entry("F32", [1], 4, 0)}, bytes(4), None, "needs 4 bytes"),
