@@ -26,6 +26,16 @@ from typing import Any
 
 '''
 
+# The tables that all architectures of GGUF have in common stand in the file once.
+TAIL = '''for _name, _table in GGUF.items():
+    _keys = {**_COMMON["config"], **_table.get("config", {})}
+    _table["config"] = {_field: _key.replace("{arch}", _name) for _field, _key in _keys.items()}
+    for _part in ("tensors", "refused"):
+        _table[_part] = {**_COMMON[_part], **_table.get(_part, {})}
+    _table.setdefault("gating", _COMMON["gating"])
+    _table.setdefault("layer", {})
+'''
+
 
 def completed(family: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
     """The family with the tables and keys that it has in common with others; its own count."""
@@ -41,17 +51,11 @@ def generate() -> str:
     activations, shared, gguf = families.pop("activations"), families.pop("common"), families.pop("gguf")
     families = {name: completed(family, shared) for name, family in families.items()}
     common = gguf.pop("common")
-    for name, table in gguf.items():
-        keys = common["config"] | table.get("config", {})
-        table["config"] = {field: key.replace("{arch}", name) for field, key in keys.items()}
-        table["tensors"] = common["tensors"] | table.get("tensors", {})
-        table["refused"] = common["refused"] | table.get("refused", {})
-        table.setdefault("gating", common["gating"])
-        table.setdefault("layer", {})
     return (
         f"{HEAD}ACTIVATIONS: dict[str, str] = {literal(activations)}\n\n"
         f"FAMILIES: dict[str, dict[str, Any]] = {literal(families)}\n\n"
-        f"GGUF: dict[str, dict[str, Any]] = {literal(gguf)}\n"
+        f"_COMMON: dict[str, dict[str, Any]] = {literal(common)}\n\n"
+        f"GGUF: dict[str, dict[str, Any]] = {literal(gguf)}\n\n{TAIL}"
     )
 
 
